@@ -20,7 +20,7 @@ from bert_jax.tools import main, recipes
 
 TOOLS = Path(bert_jax.tools.__file__).parent
 # What the tools share.
-INTERNAL = {"__init__", "cli", "lines", "main", "recipes", "shared_flags", "streams", "training_examples"}
+INTERNAL = {"__init__", "cli", "lines", "main", "recipes", "shared_flags", "streams"}
 
 
 def run(*arguments: str, folder: Path | None = None) -> tuple[int, str, str]:

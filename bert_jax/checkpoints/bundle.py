@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow's tensor bundle, the format of its checkpoints since 2016, read and written without TensorFlow.
+"""TensorFlow's tensor bundle, the format of its checkpoints since 2016, read without TensorFlow.
 
 A checkpoint `prefix` is an index, `prefix.index`, and the bytes of the tensors, `prefix.data-00000-of-00001`, one file
 or several. The index is a sorted table: blocks of entries whose keys omit the prefix shared with the key before, a
 block with the positions of these blocks, and a footer with that of the last; each block has a checksum. A key is
 a tensor's name, its value a protocol buffer with type, shape, place and checksum; the empty key holds a header.
-
-Written files equal TensorFlow's byte for byte, as long as all tensors go to one data file.
 
 Source: tensorflow/core/util/tensor_bundle; tensorflow/core/protobuf/tensor_bundle.proto; tensorflow/core/lib/io/table*
 and the page "leveldb File format" of LevelDB, from which that table comes; the kinds of numbers are those of
@@ -15,18 +13,16 @@ tensorflow/core/framework/types.proto.
 
 import math
 import os
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage import files, writing
-from bert_jax.storage.protobuf import FIXED32, VARINT, delimited, encode_varint, parse_message, parse_varint
+from bert_jax.storage import files
+from bert_jax.storage.protobuf import parse_message, parse_varint
 
 # TensorFlow's numbers of dtypes, without strings (7), quantized and other rare types.
 _DTYPES = {
@@ -36,14 +32,10 @@ _DTYPES = {
         17: "<u2", 18: "<c16", 19: "<f2", 22: "<u4", 23: "<u8",
     }.items()
 }  # fmt: skip
-_KINDS = {dtype: number for number, dtype in _DTYPES.items()}
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")  # ends every such table
 _FOOTER_BYTES = 48  # two handles, zeros and the magic number
 _TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
-_BLOCK_BYTES = 1 << 18  # size at which a block is full
-_RESTART_INTERVAL = 16  # entries; the first of them has its whole key
-_HEADER = bytes([1 << 3 | VARINT, 1]) + delimited(3, bytes([1 << 3 | VARINT, 1]))  # one data file, version 1
 
 
 class Entry(NamedTuple):
@@ -116,7 +108,7 @@ class Bundle:
         if dtype is None:
             raise InputError(
                 f"{index_path(self.prefix)}: tensor {name} is of TensorFlow's kind {entry.kind}, which is not"
-                f" supported; those that are: {', '.join(dtype.name for dtype in _KINDS)}"
+                f" supported; those that are: {', '.join(dtype.name for dtype in _DTYPES.values())}"
             )
         path = data_path(self.prefix, entry.shard, self._num_shards)
         with files.reading(str(path)):
@@ -176,9 +168,12 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError(f"of its {len(content)} bytes the last ones do not end a table")
     numbers, position = [], 0
     for _ in range(4):
-        number, position = parse_varint(footer, position, _FOOTER_BYTES - 8)
+        number, end = parse_varint(footer, position, _FOOTER_BYTES - 8)
+        if footer[end - 1] == 0 and end > position + 1:
+            raise ValueError("its footer holds a number that is longer than it need be")
         numbers.append(number)
-    if _footer(b"".join(map(encode_varint, numbers))) != footer:
+        position = end
+    if any(footer[position:-8]):
         raise ValueError("its footer holds more than two handles")
     _read_block(content, *numbers[:2])  # the metaindex, which is empty; its checksum must be right
     previous = None
@@ -266,122 +261,3 @@ def _bytes(message: dict[int, list[int | bytes]], field: int) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError(f"field {field} is not a message")
     return value
-
-
-# Writing
-
-
-def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray | jax.Array]) -> None:
-    """Writes a checkpoint: one data file with the tensors in the order of their names, then the index.
-
-    Both are written under temporary names first. If they replace a checkpoint, a reader between the two renames finds
-    wrong checksums.
-
-    Raises: InputError if a tensor has no name or is of a kind that is not written, or if a file cannot be written.
-    """
-    pairs = [(b"", _HEADER)]
-    with writing.atomic_path(index_path(prefix)) as index, writing.atomic_path(data_path(prefix)) as data:
-        offset = 0
-        with open(data, "wb") as stream:
-            for name in sorted(tensors):
-                array = np.asarray(tensors[name], order="C")
-                kind = _KINDS.get(array.dtype.newbyteorder("<"))
-                if kind is None or name[:1] in ("", "\0"):
-                    raise InputError(
-                        f"{prefix}: tensor {name!r} of type {array.dtype} cannot be written; give it a name, and one"
-                        f" of these types: {', '.join(dtype.name for dtype in _KINDS)}"
-                    )
-                raw = array.astype(_DTYPES[kind], copy=False).reshape(-1).view(np.uint8)
-                stream.write(raw)  # type: ignore[arg-type]
-                entry = Entry(kind, array.shape, 0, offset, raw.size, files.masked_crc32c(raw), num_slices=0)
-                pairs.append((name.encode(), _encode_entry(entry)))
-                offset += raw.size
-        index.write_bytes(_encode_table(pairs))
-
-
-def _encode_entry(entry: Entry) -> bytes:
-    """Returns the BundleEntryProto; numbers that are 0 are left out."""
-    encoded = _encode_number(1, entry.kind)
-    encoded += delimited(2, b"".join(delimited(2, _encode_number(1, size)) for size in entry.shape))
-    for field, number in ((3, entry.shard), (4, entry.offset), (5, entry.size)):
-        encoded += _encode_number(field, number)
-    return encoded + struct.pack("<BI", 6 << 3 | FIXED32, entry.checksum)
-
-
-def _encode_number(field: int, value: int) -> bytes:
-    return encode_varint(field << 3 | VARINT) + encode_varint(value) if value else b""
-
-
-def _encode_table(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Returns the table of keys, which ascend, and values."""
-    table, index, block = bytearray(), _Block(restart_interval=1), _Block(_RESTART_INTERVAL)
-
-    def append(block: _Block) -> bytes:
-        contents = block.finish() + b"\0"  # not compressed
-        handle = encode_varint(len(table)) + encode_varint(len(contents) - 1)
-        table.extend(contents + struct.pack("<I", files.masked_crc32c(contents)))
-        return handle
-
-    for number, (key, value) in enumerate(pairs, start=1):
-        block.add(key, value)
-        if number == len(pairs):
-            index.add(_successor(key), append(block))
-        elif block.size >= _BLOCK_BYTES:
-            index.add(_separator(key, pairs[number][0]), append(block))
-            block = _Block(_RESTART_INTERVAL)
-    handles = append(_Block(restart_interval=1)) + append(index)  # the first is the empty metaindex
-    return bytes(table) + _footer(handles)
-
-
-class _Block:
-    """A block that is being filled."""
-
-    def __init__(self, restart_interval: int):
-        self._interval, self._number = restart_interval, 0
-        self._entries, self._restarts, self._last = bytearray(), [0], b""
-
-    @property
-    def size(self) -> int:
-        """Returns the size of the finished block in bytes."""
-        return len(self._entries) + 4 * len(self._restarts) + 4
-
-    def add(self, key: bytes, value: bytes) -> None:
-        shared = _num_shared(self._last, key)
-        if self._number % self._interval == 0:
-            shared = 0
-            if self._number:
-                self._restarts.append(len(self._entries))
-        for number in (shared, len(key) - shared, len(value)):
-            self._entries += encode_varint(number)
-        self._entries += key[shared:] + value
-        self._number, self._last = self._number + 1, key
-
-    def finish(self) -> bytes:
-        numbers = [*self._restarts, len(self._restarts)]
-        return bytes(self._entries) + struct.pack(f"<{len(numbers)}I", *numbers)
-
-
-def _num_shared(first: bytes, second: bytes) -> int:
-    """Returns the length of the common prefix."""
-    different = (index for index, (one, other) in enumerate(zip(first, second)) if one != other)
-    return next(different, min(len(first), len(second)))
-
-
-def _separator(low: bytes, high: bytes) -> bytes:
-    """Returns a short key k with `low` <= k < `high`; the index of blocks stores it for a block."""
-    length = _num_shared(low, high)
-    if length < min(len(low), len(high)) and low[length] + 1 < high[length]:
-        return low[:length] + bytes([low[length] + 1])
-    return low
-
-
-def _successor(key: bytes) -> bytes:
-    """Returns a short key that is not below `key`."""
-    for index, byte in enumerate(key):
-        if byte < 0xFF:
-            return key[:index] + bytes([byte + 1])
-    return key
-
-
-def _footer(handles: bytes) -> bytes:
-    return handles.ljust(_FOOTER_BYTES - len(_MAGIC), b"\0") + _MAGIC

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's directories, as its TensorFlow 1 code makes them, read and written without TensorFlow.
+"""Google's directories, as its TensorFlow 1 code makes them, read without TensorFlow.
 
 A directory has bert_config.json, vocab.txt and a checkpoint, such as bert_model.ckpt.index and
 bert_model.ckpt.data-00000-of-00001. What Google's configuration has no key for (erf, another epsilon, the names of
@@ -11,22 +11,21 @@ Source: google-research/bert modeling.py (BertConfig, get_activation) and tokeni
 import re
 from pathlib import Path
 
-from bert_jax.checkpoints.bundle import Bundle, index_path, write_bundle
-from bert_jax.checkpoints.families import SETTINGS, check_expressible
-from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
+from bert_jax.checkpoints.bundle import Bundle, index_path
+from bert_jax.checkpoints.families import SETTINGS
+from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, to_params
 from bert_jax.errors import InputError, shown
-from bert_jax.model.heads.table import head_of, infer_head
-from bert_jax.model.objective import Params, parts_of
+from bert_jax.model.heads.table import head_of
+from bert_jax.model.objective import parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
-from bert_jax.storage import files, writing
+from bert_jax.storage import files
 from bert_jax.storage.files import JsonObject
-from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 _CONFIG_NAME = "bert_config.json"
-_VOCAB_NAME, _CHECKPOINT_NAME, _STATE_NAME = "vocab.txt", "bert_model.ckpt", "checkpoint"
-_OURS = "bert_jax"  # the key for settings that Google's format lacks
+_VOCAB_NAME, _STATE_NAME = "vocab.txt", "checkpoint"
+_OURS = "bert_jax"  # the key for settings that Google's format lacks; versions up to 0.3 wrote such directories
 
 # Ours -> Google's names, which transformers took over. Missing settings are as in `ModelConfig`, but for types.
 _SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "layer_norm_epsilon"}
@@ -66,53 +65,6 @@ def load_tf1(path: Path) -> Imported:
     if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
         raise InputError(f"{where} names {len(labels)} classes, and the classifier has another number; remove labels")
     return Imported(config, params, tokenizer, task, labels, (*notes, *casing))
-
-
-def save_tf1(
-    directory: AnyPath,
-    config: ModelConfig,
-    params: Params,
-    tokenizer: Tokenizer,
-    task: str = "pretraining",
-    labels: tuple[str, ...] = (),
-) -> list[str]:
-    """Writes a directory that Google's code loads, and returns lines that the user should see.
-
-    Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
-    """
-    if config.causal:
-        raise InputError("a left-to-right model (causal) has no counterpart in Google's BERT; it stays here")
-    check_expressible(config, "bert", "Google's BERT")
-    if tokenizer.kind != "wordpiece":
-        raise InputError(
-            f"the tokenizer is one of {tokenizer.kind}, and Google's BERT reads vocab.txt alone; the model stays here"
-        )
-    present, notes = parts_of(params), []
-    ours: JsonObject = {}
-    if config.activation != "gelu_tanh":
-        ours["activation"] = config.activation
-        notes.append("the model's GELU is erf; Google's code of 2018 computes that, and after 2019-02-07 the tanh form")
-    if config.layer_norm_epsilon != ModelConfig.layer_norm_epsilon:
-        ours["layer_norm_epsilon"] = config.layer_norm_epsilon
-        notes.append(f"layer_norm_epsilon is {config.layer_norm_epsilon}; Google's code computes with 1e-12")
-    if tokenizer.strip_accents != tokenizer.lowercase or not tokenizer.config["tokenize_chinese_chars"]:
-        notes.append("the tokenizer's options are not Google's, whose code strips accents if it lower-cases")
-    if "pooler" not in present:
-        notes.append("there is no pooler; Google's code makes a random one, which its classifiers read")
-    if task != infer_head(present).name:
-        ours["task"] = task
-    if labels:
-        ours["labels"] = list(labels)
-    settings: JsonObject = {theirs: getattr(config, name) for name, theirs in _SETTINGS.items()}
-    settings |= {"hidden_act": "gelu", "directionality": "bidi"} | ({_OURS: ours} if ours else {})
-    with writing.new_directory(directory) as temporary:
-        write_bundle(temporary / _CHECKPOINT_NAME, from_params(params, "tf1", config))
-        writing.write_json(temporary / _CONFIG_NAME, settings)
-        tokenizer.save(temporary)
-        lines = [f'{key}model_checkpoint_path{s}: "{_CHECKPOINT_NAME}"' for key, s in (("", ""), ("all_", "s"))]
-        with writing.atomic_path(temporary / _STATE_NAME) as state:
-            state.write_text("".join(f"{line}\n" for line in lines))
-    return notes
 
 
 def find_checkpoint(path: Path) -> Path:

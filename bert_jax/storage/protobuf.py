@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes and decodes protocol buffers at the level of fields, without a message definition.
+"""Decodes protocol buffers at the level of fields, without a message definition.
 
 A message is a sequence of fields, each a tag (the field's number x 8 + how its value is written) and a value.
 Source: the encoding of protocol buffers at protobuf.dev.
@@ -69,18 +69,3 @@ def parse_message(data: bytes) -> dict[int, list[int | bytes]]:
             value = int.from_bytes(data[first:last], "little")
         values.setdefault(tag >> 3, []).append(value)
     return values
-
-
-def encode_varint(value: int) -> bytes:
-    """Returns the bytes of an unsigned integer, 7 bits a byte and the lowest first."""
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def delimited(field: int, value: bytes) -> bytes:
-    """Returns a field of a message that is a string, a message or a packed list."""
-    return encode_varint(field << 3 | DELIMITED) + encode_varint(len(value)) + value

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Converts a BERT between the formats of bert_jax, Hugging Face and Google (TensorFlow 1).
+r"""Converts a BERT between the formats of bert_jax and Hugging Face, and from Google's (TensorFlow 1).
 
     bert_jax convert_checkpoint --input=PATH --output=DIR --to=FORMAT [--verify]
 
 PATH is a work directory of train.py, or a model exported from one; a directory written by transformers, or
 hf://ORG/NAME; or a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
-The format is recognised from the files. Neither PyTorch nor TensorFlow is needed. FORMAT is bert_jax, hf, tf1, or
+The format is recognised from the files. Neither PyTorch nor TensorFlow is needed. FORMAT is bert_jax, hf, or
 sentence_transformers, which has the pooling, normalization, prompts and length of embeddings too.
 
     bert_jax convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
@@ -36,7 +36,7 @@ _OUTPUT = flags.DEFINE_string(
     "output", None, "Directory to create; it must not exist. hf://ORG/NAME uploads to the hub.", required=True
 )
 _TO = flags.DEFINE_enum(
-    "to", None, ["bert_jax", "hf", "tf1", "sentence_transformers"],
+    "to", None, ["bert_jax", "hf", "sentence_transformers"],
     "The format of the output; the hub takes hf and sentence_transformers.")  # fmt: skip
 _REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty means main.")
 _PRIVATE = flags.DEFINE_boolean("private", True, "Whether a repository that is created on the hub is private.")
@@ -86,7 +86,7 @@ def _check_flags(url: str) -> None:
         check_upload(url, _REVISION.value)
         return
     if _TO.value is None:
-        raise InputError("--to is needed: bert_jax, hf, tf1 or sentence_transformers")
+        raise InputError("--to is needed: bert_jax, hf or sentence_transformers")
     if _DTYPE.value != "float32" and _TO.value not in _OF_HUB:
         raise InputError(f"--dtype={_DTYPE.value} is of --to=hf; {_TO.value} is written as float32")
     if _REVISION.value:
@@ -103,7 +103,6 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     from bert_jax.checkpoints.model_card import gather_records, model_card
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.sentence_transformers import write_pipeline
-    from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
     from bert_jax.settings.finetuning import TaskConfig
     from bert_jax.settings.rules import to_dict
@@ -115,10 +114,6 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     notes = list(bert.notes)
     if to == "bert_jax":
         save_pretrained(bert, output, replace=False)
-    elif to == "tf1":
-        notes += save_tf1(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
-        if bert.problem:
-            notes.append(f"problem_type {bert.problem} is not kept: these checkpoints have no place for it")
     else:
         records = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
         library = "transformers" if to == "hf" else "sentence-transformers"
@@ -159,10 +154,10 @@ def _without_checksums(source: str, target: str) -> list[str]:
     """Returns notes about damage that a comparison cannot find, since Hugging Face's tensors have no checksums."""
     notes = []
     if source == "hf":
-        sealed = {"bert_jax": "; the output is sealed by checksums from now on", "tf1": "; the output has checksums"}
+        sealed = "; the output is sealed by checksums from now on" if target == "bert_jax" else ""
         notes.append(
             f"{_INPUT.value}: Hugging Face's files carry no checksum, so a tensor that was damaged looks like "
-            f"any other{sealed.get(target, '')}"
+            f"any other{sealed}"
         )
     if target in _OF_HUB:
         notes.append(f"{_OUTPUT.value}: Hugging Face's files carry no checksum; keep a sha256 beside them")

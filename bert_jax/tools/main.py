@@ -14,9 +14,7 @@ COMMANDS = {
         "build_vocab": "learn a vocabulary from text",
         "prepare_corpus": "convert text to a data set for pre-training",
         "prepare_beam": "the same on many machines, with Apache Beam",
-        "pack_dataset": "put several sequences in a row, to save padding",
         "import_tfrecords": "make a data set from Google's TFRecords",
-        "export_tfrecords": "write a data set as TFRecords for Google's code",
     },
     "Train": {
         "train": "pre-train a BERT",
@@ -36,7 +34,7 @@ COMMANDS = {
         "score": "official scores of a file of predictions",
     },
     "Convert a model": {
-        "convert_checkpoint": "from and to Hugging Face's and Google's formats",
+        "convert_checkpoint": "to Hugging Face's formats, and from theirs and Google's",
         "export": "StableHLO, to serve it without this package",
         "grow_model": "add words or positions to a trained model",
         "show_params": "every parameter with its shape, type and norm",

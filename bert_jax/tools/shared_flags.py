@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags that several commands have. Each is listed by --help of the command that asks for it."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -14,8 +13,6 @@ flags.disclaim_key_flags()
 
 if TYPE_CHECKING:
     from bert_jax.data.prepare import PrepareOptions
-
-Settings = TypeVar("Settings")
 
 
 def define_checkpoint() -> flags.FlagHolder[str]:
@@ -53,22 +50,21 @@ def define_text_column() -> flags.FlagHolder[str]:
     return flags.DEFINE_string("text_column", TEXT_COLUMN, "Column of Parquet, or key of JSON lines, with the text.")
 
 
-def define_settings(defaults: Settings, about: Mapping[str, str]) -> Callable[[], Settings]:
-    """Defines a flag for each of these settings of a dataclass; returns a function that reads them."""
-    kinds: dict[type, Callable[..., flags.FlagHolder[Any]]] = {
-        bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string,
-    }  # fmt: skip
-    defined = [
-        kinds[type(getattr(defaults, name))](name, getattr(defaults, name), text) for name, text in about.items()
-    ]
-    return lambda: dataclasses.replace(defaults, **{flag.name: flag.value for flag in defined})  # type: ignore[type-var]
-
-
 def define_options() -> "Callable[[], PrepareOptions]":
     """Defines the flags of `PrepareOptions`, which determine the contents of a data set."""
     from bert_jax.data.prepare import PrepareOptions
 
-    return define_settings(PrepareOptions(), _OPTIONS)
+    define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+    defaults = PrepareOptions()
+    defined: list[flags.FlagHolder[Any]] = []
+    for name, text in _OPTIONS.items():
+        default = getattr(defaults, name)
+        defined.append(define[type(default)](name, default, text))
+
+    def read() -> PrepareOptions:
+        return PrepareOptions(**{flag.name: flag.value for flag in defined})
+
+    return read
 
 
 _OPTIONS = {

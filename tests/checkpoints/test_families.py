@@ -14,11 +14,10 @@ from builders import random_batch
 from hf_models import make_tokenizer, random_params
 
 from bert_jax.checkpoints.compare import differences
-from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of, name_of, table_of
+from bert_jax.checkpoints.families import FAMILIES, class_of, table_of
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
-from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import MASKED_LM, PRETRAINING
@@ -186,14 +185,6 @@ def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, cha
     with pytest.raises(InputError, match=message):
         save_hf(tmp_path / "out", *model)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("family", SIZES)
-def test_googles_format_has_berts_alone(tmp_path, family):
-    with pytest.raises(InputError, match=f"model.family {family} has no counterpart in Google's BERT"):
-        save_tf1(tmp_path / "out", *bert_of(family, "masked_lm"))
-    check_expressible(ModelConfig(vocab_size=9), "bert", "Google's BERT")
-    assert (name_of("bert"), name_of(family)) == ("BERT", FAMILIES[family].prefix)
 
 
 @pytest.mark.parametrize("family", SIZES)

@@ -85,7 +85,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
             [],
             "error: the hub does not know the token for hf://me/bert (Invalid username or password.); log in",
         ),
-        (WRITER, ["--to=tf1"], "error: --to=tf1 cannot be uploaded"),
+        (WRITER, ["--to=bert_jax"], "error: --to=bert_jax cannot be uploaded"),
         (WRITER, ["--output=hf://bert"], "error: hf://bert names no repository of the hub"),
         (WRITER, ["--output=hf://me/bert@a", "--revision=b"], "name two revisions; give one of them"),
         (WRITER, ["--output=here"], "error: --to is needed"),

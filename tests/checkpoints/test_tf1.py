@@ -7,26 +7,25 @@
 import dataclasses
 import functools
 import json
-import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import random_batch, tiny_model, write_vocab
+from google_files import save_tf1, write_bundle
 
 from bert_jax.batch import Batch
-from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index, write_bundle
+from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index
 from bert_jax.checkpoints.names import TABLE, to_params
 from bert_jax.checkpoints.pretrained import load_pretrained
-from bert_jax.checkpoints.tf1 import find_checkpoint, load_tf1, save_tf1
+from bert_jax.checkpoints.tf1 import find_checkpoint, load_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import abstract_params, encode, forward
-from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.tokenizer import load_tokenizer
 from tests.model.test_model import numpy_bert
 
 # What optimizers save of each variable, and besides.
@@ -173,23 +172,6 @@ def test_googles_checkpoint_with_erf_computes_what_a_numpy_sketch_does(google):
         np.testing.assert_allclose(output.next_sentence_logits[row, 0], sentences, atol=1e-5)
 
 
-def test_googles_checkpoint_is_written_again(google, tmp_path):
-    """Bit for bit, but for the optimizer's part."""
-    loaded = load_tf1(google)
-    assert save_tf1(tmp_path / "again", *loaded[:5]) == []
-    again = load_tf1(tmp_path / "again")
-    assert again.config == loaded.config and again.task == loaded.task
-    assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
-    assert_identical(again.params, loaded.params)
-    ours, theirs = Bundle(tmp_path / "again" / "bert_model.ckpt"), Bundle(google / "bert_model.ckpt")
-    assert len(ours.entries) == 46
-    for name in ours.entries:
-        assert ours.read(name).tobytes() == theirs.read(name).tobytes(), name
-        assert ours.entries[name].shape == theirs.entries[name].shape
-    settings = [json.loads((folder / "bert_config.json").read_text()) for folder in (tmp_path / "again", google)]
-    assert settings[0].items() <= settings[1].items()
-
-
 def test_every_name_of_a_released_model_is_one_of_ours(chinese):
     """As many names, no more and no less; and `to_params` finds every shape to be the configuration's."""
     shapes = {name: entry.shape for name, entry in read_index(chinese / "bert_model.ckpt.index").entries.items()}
@@ -228,7 +210,7 @@ def test_the_released_index_alone_is_refused(chinese, shared_data, tmp_path):
     assert "bert_model.ckpt.data-00000-of-00001 does not exist, and" in refusal(tmp_path)
 
 
-# What we write
+# What earlier versions wrote
 
 
 @pytest.mark.parametrize(
@@ -250,54 +232,11 @@ def test_import_of_an_export_is_the_identity(tmp_path, params, tokenizer, task, 
     parts = {name: params[name] for name in ("encoder", *heads)}
     if task in ("masked_lm", "token_classification"):
         parts["encoder"] = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    notes = save_tf1(tmp_path / "x", config, parts, tokenizer, task, labels)
-    assert any("erf" in note for note in notes) and any("layer_norm_epsilon is 1e-07" in note for note in notes)
+    save_tf1(tmp_path / "x", config, parts, tokenizer, task, labels)
     loaded = load_tf1(tmp_path / "x")
     assert (loaded.config, loaded.task, loaded.labels, loaded.notes) == (config, task, labels, ())
     assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
     assert_identical(loaded.params, parts)
-
-
-def test_the_files_are_googles(saved):
-    assert sorted(path.name for path in saved.iterdir()) == [
-        "bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "checkpoint",
-        "tokenizer_config.json", "vocab.txt",
-    ]  # fmt: skip
-    assert (saved / "checkpoint").read_text() == (
-        'model_checkpoint_path: "bert_model.ckpt"\nall_model_checkpoint_paths: "bert_model.ckpt"\n'
-    )
-    assert json.loads((saved / "bert_config.json").read_text()) == {
-        "attention_probs_dropout_prob": 0.0, "directionality": "bidi", "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0, "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 64,
-        "max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "type_vocab_size": 2,
-        "vocab_size": 167,
-    }  # fmt: skip
-
-
-def test_what_google_has_no_place_for_is_refused(tmp_path, params, tokenizer, saved):
-    with pytest.raises(InputError, match="left-to-right"):
-        save_tf1(tmp_path / "x", dataclasses.replace(MODEL, causal=True), params, tokenizer)
-    with pytest.raises(InputError, match=r"one of sentencepiece, and Google's BERT reads vocab.txt alone"):
-        save_tf1(tmp_path / "x", MODEL, params, SimpleNamespace(kind="sentencepiece"))
-    with pytest.raises(InputError, match="saved exists"):
-        save_tf1(saved, MODEL, params, tokenizer)
-    assert os.listdir(tmp_path) == ["saved"]
-
-
-def test_what_googles_code_does_otherwise_is_said(tmp_path, params, tokenizer):
-    vocab = wordpiece_tokenizer(tokenizer.vocab, lowercase=True, strip_accents=False)
-    encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    notes = save_tf1(tmp_path / "x", MODEL, {"encoder": encoder}, vocab, "encoder")
-    assert len(notes) == 2 and "strips accents if it lower-cases" in notes[0] and "there is no pooler" in notes[1]
-    assert load_tf1(tmp_path / "x").tokenizer.fingerprint == vocab.fingerprint
-    assert save_tf1(tmp_path / "y", MODEL, params, tokenizer, "question_answering") == []
-
-
-def test_an_export_that_fails_leaves_nothing_behind(tmp_path, params, tokenizer, monkeypatch):
-    broken = params | {"mlm": params["mlm"] | {"output_bias": np.array(["x"] * MODEL.padded_vocab_size)}}
-    with pytest.raises(ValueError):
-        save_tf1(tmp_path / "x", MODEL, broken, tokenizer)
-    assert not os.listdir(tmp_path)
 
 
 # Heads of fine-tuning, under the names of run_classifier.py and run_squad.py
@@ -488,11 +427,6 @@ def test_smaller_floating_point_numbers_are_widened(saved, params):
     kernel = params["encoder"]["pooler"]["kernel"]
     assert loaded.params["encoder"]["pooler"]["kernel"].dtype == np.float32
     assert_identical(loaded.params["encoder"]["pooler"]["kernel"], np.float32(kernel.astype(jnp.bfloat16)))
-
-
-def test_parameters_on_a_device_are_written(tmp_path, params, tokenizer):
-    save_tf1(tmp_path / "x", MODEL, jax.tree.map(jnp.asarray, params), tokenizer)
-    assert_identical(load_tf1(tmp_path / "x").params, params)
 
 
 @pytest.mark.reference

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans use every sequence once and waste little; packed data sets hold the same sequences as before."""
 
-import json
-import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import make_dataset
 
-from bert_jax.data import packed_dataset, records
-from bert_jax.data.packed_dataset import pack_dataset
+from bert_jax.data import records
 from bert_jax.data.packing import EMPTY, assign, plan_packing
 from bert_jax.data.prepare import PrepareOptions
-from bert_jax.errors import InputError, StoppedError
-from bert_jax.storage import files, writing
+from bert_jax.errors import InputError
+from bert_jax.storage import files
 
 
 def random_lengths(rng: np.random.Generator, row_length: int) -> np.ndarray:
@@ -150,15 +144,8 @@ def unpacked(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def packed(unpacked, tmp_path_factory):
-    path = tmp_path_factory.mktemp("packed") / "data"
-    pack_dataset(str(unpacked), str(path), max_per_row=3, num_workers=1)
-    return path
-
-
-def contents(path):
-    """Returns all files below a directory."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+def packed(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("packed"), pack=3, **PADDED)
 
 
 def sequences(dataset: records.Dataset, split: str) -> dict[int, tuple]:
@@ -198,117 +185,11 @@ def test_a_packed_data_set_has_the_same_sequences_in_fewer_rows(unpacked, packed
     assert after.manifest["inputs"] == before.manifest["inputs"]
 
 
-def test_rows_may_be_longer(unpacked, tmp_path):
-    pack_dataset(str(unpacked), str(tmp_path / "data"), max_per_row=6, row_length=90, num_workers=1)
-    before, after = records.open_dataset(unpacked), records.open_dataset(tmp_path / "data")
-    assert after.row_length == 90 and after.train.num_rows < before.train.num_rows / 3
-    assert sequences(before, "train") == sequences(after, "train")
-
-
-def test_a_run_that_was_stopped_gives_the_same_bytes(unpacked, packed, tmp_path, monkeypatch, capsys):
-    pack_shard, packed_now = packed_dataset._pack_shard, []
-
-    def stop_at_the_second(job, shard):
-        if len(packed_now) == 2:
-            raise StoppedError("killed")
-        packed_now.append(shard)
-        return pack_shard(job, shard)
-
-    monkeypatch.setattr(packed_dataset, "_pack_shard", stop_at_the_second)
-    with pytest.raises(StoppedError):
-        pack_dataset(str(unpacked), str(tmp_path / "stopped"), max_per_row=3, num_workers=1)
-    with pytest.raises(InputError, match=r"holds no manifest\.json"):
-        records.open_dataset(tmp_path / "stopped")
-    monkeypatch.undo()
-    pack_dataset(str(unpacked), str(tmp_path / "stopped"), max_per_row=3, num_workers=1)
-    assert "continuing in" in capsys.readouterr().err
-    assert contents(tmp_path / "stopped") == contents(packed)
-    pack_dataset(str(unpacked), str(tmp_path / "stopped"), max_per_row=3, num_workers=1)
-    assert "is already complete" in capsys.readouterr().err
-
-
-def test_prepare_packs_into_the_same_rows(unpacked, packed, tmp_path):
-    path = make_dataset(tmp_path, pack=3, **PADDED)
-    made = contents(path)
-    assert {name: made[name] for name in made if name.endswith(".npy")} == {
-        name: text for name, text in contents(packed).items() if name.endswith(".npy")
-    }
-    manifest, theirs = (files.read_json(data / records.MANIFEST) for data in (path, packed))
-    for split in ("train", "heldout"):
-        assert manifest["splits"][split] == theirs["splits"][split]
-    assert manifest["row"] == theirs["row"] and manifest["identity"]["options"]["pack"] == 3
+def test_options_name_packing_only_where_rows_are_packed(unpacked, packed):
+    """So data sets that were made before packing was added are the same as ever."""
     before = files.read_json(unpacked / records.MANIFEST)["identity"]["options"]
     assert "pack" not in before
     assert before == PrepareOptions(**before).identity() == PrepareOptions(**before, pack=0).identity()
+    assert files.read_json(packed / records.MANIFEST)["identity"]["options"] == before | {"pack": 3}
     with pytest.raises(InputError, match=r"pack 65 is not in 0\.\.64"):
         PrepareOptions(pack=65).validate()
-
-
-def refusal(data, output, max_per_row=3, num_workers=1, **options) -> str:
-    """Returns the message with which packing fails: one line, and nothing is left."""
-    there = Path(output).exists() and contents(Path(output))
-    with pytest.raises(InputError) as caught:
-        pack_dataset(str(data), str(output), max_per_row, num_workers=num_workers, **options)
-    assert "\n" not in str(caught.value)
-    assert (Path(output).exists() and contents(Path(output))) == there
-    return str(caught.value)
-
-
-def test_bad_input_is_refused_in_one_line(unpacked, packed, tmp_path):
-    output = tmp_path / "out"
-    assert "max_per_row 0 is not in 1..64" in refusal(unpacked, output, 0)
-    assert "row_length 20 is shorter than the longest" in refusal(unpacked, output, row_length=20)
-    assert "is packed already, up to 3 sequences in a row; give the data set" in refusal(packed, output)
-    assert "workers -1 is negative" in refusal(unpacked, output, num_workers=-1)
-    assert "is the data set itself; choose a new directory" in refusal(unpacked, unpacked)
-    assert "nothing does not exist; give a data set" in refusal(tmp_path / "nothing", output)
-    assert "was begun with max_per_row 3, not 4; choose another output directory" in refusal(unpacked, packed, 4)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    assert "exists and is not a data set of this program" in refusal(unpacked, tmp_path / "mine")
-
-
-def test_damaged_data_and_static_masks_are_refused(unpacked, tmp_path):
-    damaged = tmp_path / "damaged"
-    shutil.copytree(unpacked, damaged)
-    shard = next(damaged.glob("train-*.npy"))
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
-    assert "is damaged: its sha256 is not the manifest's" in refusal(damaged, tmp_path / "out")
-    shutil.rmtree(damaged)
-    shutil.copytree(unpacked, damaged)
-    manifest = files.read_json(damaged / records.MANIFEST)
-    manifest["row"]["predictions"] = 5
-    manifest["splits"] = {split: {"sequences": 0, "shards": []} for split in ("train", "heldout")}
-    writing.write_json(damaged / records.MANIFEST, manifest)
-    assert "has masks of its own, which packing would mix; import it with --masks=redraw" in refusal(
-        damaged, tmp_path / "out"
-    )
-
-
-@pytest.mark.slow
-def test_the_command_with_two_workers_gives_the_same_bytes(unpacked, packed, tmp_path):
-    command = [sys.executable, "-m", "bert_jax.tools.pack_dataset", "--max_per_row=3", "--workers=2"]
-    done = subprocess.run(
-        [*command, f"--data={unpacked}", f"--output={tmp_path / 'data'}"], text=True, capture_output=True
-    )
-    assert done.returncode == 0 and "sequences in" in done.stderr and "at most 3" in done.stderr
-    assert contents(tmp_path / "data") == contents(packed)
-
-
-def test_a_part_whose_note_is_damaged_is_made_again(unpacked, packed, tmp_path, monkeypatch):
-    def stop(*_, **__):
-        raise StoppedError("the disk is full")
-
-    for change in (
-        lambda about: about | {"rows": "many"},
-        lambda about: {name: value for name, value in about.items() if name != "filled"},
-        lambda about: {name: value for name, value in about.items() if name != "sha256"},
-        lambda about: [],
-    ):
-        with monkeypatch.context() as patched, pytest.raises(StoppedError):
-            patched.setattr(records, "finish_dataset", stop)
-            pack_dataset(str(unpacked), str(tmp_path / "out"), 3, num_workers=1)
-        for note in (tmp_path / "out" / "unfinished").glob("train-*.json"):
-            note.write_text(json.dumps(change(json.loads(note.read_text()))))
-    pack_dataset(str(unpacked), str(tmp_path / "out"), 3, num_workers=1)
-    assert records.open_dataset(tmp_path / "out").fingerprint == records.open_dataset(packed).fingerprint

@@ -13,8 +13,7 @@ from builders import make_pretrained, make_topics, tiny_run, topics_run, write_c
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
-from bert_jax.data import packed_dataset, prepare
-from bert_jax.data.records import open_dataset
+from bert_jax.data import prepare
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneTrainConfig, SweepConfig
@@ -111,8 +110,6 @@ def test_data_are_prepared_and_packed_into_a_bucket_and_trained_on_from_there(
     with pytest.raises(InputError, match=rf"{url} was begun with max_seq_length 32, not 64"):
         prepare.prepare(*arguments, url, dataclasses.replace(options, max_seq_length=64), 1)
 
-    packed_dataset.pack_dataset(url, f"{url}-packed", 3, 64, 0, 1)
-    assert open_dataset(f"{url}-packed").row_length == 64
     report = ReportConfig(every_steps=1, tensorboard=False, progress=False)
     runs = [
         train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2), report=report), workdir)

@@ -8,7 +8,6 @@ import pytest
 from builders import make_dataset
 from processes import TRAIN, finish, wait_for_lines
 
-from bert_jax.data.packed_dataset import pack_dataset
 from bert_jax.training.report import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -29,10 +28,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def packed(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packed") / "data"
-    pack_dataset(str(data), str(folder), max_per_row=4, row_length=60, num_workers=1)
-    return folder
+def packed(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("packed"), row_length=60, pack=4)
 
 
 def start(repository, data, workdir, num_processes, more=()):

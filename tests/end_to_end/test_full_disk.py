@@ -18,7 +18,6 @@ from whole_runs import ONE_DEVICE, train
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import save_pretrained
-from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.data import prepare
 from bert_jax.finetuning import finetune
 from bert_jax.inference import export
@@ -63,7 +62,6 @@ def disk(tmp_path) -> Iterator[SmallDisk]:
 WRITERS: dict[str, Callable] = {
     "bert_jax": lambda bert, path: save_pretrained(bert, path, replace=False),
     "hf": lambda bert, path: save_hf(path, bert.config, bert.params, bert.tokenizer, bert.task, ()),
-    "tf1": lambda bert, path: save_tf1(path, bert.config, bert.params, bert.tokenizer),
     "export": lambda bert, path: export.export_model(bert, path, ("cpu",)),
 }
 

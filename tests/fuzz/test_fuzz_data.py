@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import google_files
 import numpy as np
 import pytest
 from builders import make_dataset
@@ -15,7 +16,6 @@ from bert_jax.data import records
 from bert_jax.data.building import finished_manifest
 from bert_jax.data.google import tfrecord
 from bert_jax.data.google.examples import check_examples, examples_to_rows, read_examples
-from bert_jax.data.packed_dataset import pack_dataset
 from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.storage.files import sha256_file
 from bert_jax.text.tokenizer import load_tokenizer
@@ -43,7 +43,7 @@ def make_data(directory: Path) -> None:
 
 def make_packed(directory: Path) -> None:
     (directory / "made").mkdir()
-    pack_dataset(str(make_dataset(directory / "made")), str(directory / "data"), 3, num_workers=1)
+    shutil.copytree(make_dataset(directory / "made", pack=3), directory / "data")
 
 
 def use_sealed_anew(path: Path) -> None:
@@ -62,13 +62,6 @@ def use_sealed_anew(path: Path) -> None:
         manifest.write_bytes(content)
 
 
-def pack(path: Path) -> None:
-    try:
-        pack_dataset(str(path / "data"), str(path / "out"), 2, num_workers=1)
-    finally:
-        shutil.rmtree(path / "out", ignore_errors=True)
-
-
 def use_finished(path: Path) -> None:
     """Reads a data set that may be the one that is asked for."""
     identity = json.loads((path / "made/data" / records.MANIFEST).read_text())["identity"]
@@ -80,7 +73,7 @@ def make_examples(directory: Path) -> None:
         (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in golden["vocab"]), encoding="utf-8")
     examples = tfrecord.read_records(str(ROOT / "tests" / "golden" / "google_examples.tfrecord"))
     first = [next(examples) for _ in range(3)]
-    tfrecord.write_records(directory / "examples.tfrecord", first)
+    google_files.write_records(directory / "examples.tfrecord", first)
     (directory / "example").write_bytes(first[0])
 
 
@@ -95,7 +88,7 @@ def use_examples(path: Path) -> None:
 
 def use_example(path: Path) -> None:
     """Reads an example whose record has the checksum of what it is now."""
-    tfrecord.write_records(path / "one.tfrecord", [(path / "example").read_bytes()])
+    google_files.write_records(path / "one.tfrecord", [(path / "example").read_bytes()])
     use_examples(path / "one.tfrecord")
 
 
@@ -105,7 +98,6 @@ READERS = [
     Reader("unverified", make_data, lambda path: use_dataset(path / "data", False), ("data/*.npy",), 250),
     Reader("sealed-anew", make_data, use_sealed_anew, ("data/*.npy",), 250),
     Reader("packed", make_packed, lambda path: use_dataset(path / "data"), ("data/manifest.json", "data/*.npy"), 250),
-    Reader("to-be-packed", make_data, pack, ("data/manifest.json",), 100),
     Reader("finished", make_data, use_finished, ("data/manifest.json",), 200),
     Reader("tfrecord", make_examples, lambda path: use_examples(path / "examples.tfrecord"), ("*.tfrecord",), 250),
     Reader("example", make_examples, use_example, ("example",), 500),

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from google_files import write_bundle
 
-from bert_jax.checkpoints.bundle import write_bundle
 from bert_jax.checkpoints.names import from_params
 from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.data.google.import_examples import import_examples

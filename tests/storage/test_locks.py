@@ -13,7 +13,7 @@ from builders import growing_bert, make_pretrained, write_corpus, write_vocab
 
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.pretrained import save_pretrained
-from bert_jax.data import building, packed_dataset, prepare, records
+from bert_jax.data import building, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.storage import locks, writing
 
@@ -177,13 +177,6 @@ def test_a_data_set_that_is_finished_while_another_command_begins_is_left_alone(
     with pytest.raises(InputError, match="data has just been finished by another command; use it"):
         prepare.prepare(*text, output, OPTIONS, num_workers=1)
     assert records.open_dataset(output) and building.WORK not in os.listdir(output)
-
-
-def test_packing_has_one_writer(tmp_path, toy_data):
-    with building.alone(tmp_path / "packed"), pytest.raises(InputError, match=BUSY):
-        packed_dataset.pack_dataset(str(toy_data), str(tmp_path / "packed"), 3, num_workers=1)
-    packed_dataset.pack_dataset(str(toy_data), str(tmp_path / "packed"), 3, num_workers=1)
-    assert locks.LOCK not in names(tmp_path / "packed")
 
 
 def run_at_once(commands: list[list[str]]) -> list[tuple[int, str]]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from builders import tiny_model, tiny_run
+from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
@@ -19,7 +20,6 @@ from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL
-from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.errors import StoppedError
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.table import HEADS
@@ -267,8 +267,10 @@ def test_half_the_space_on_request(repository, models, tmp_path):
     assert sizes[0] < 0.6 * sizes[1] and json.loads((half / "config.json").read_text())["dtype"] == "float16"
     expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float16), load_pretrained(whole).params)
     jax.tree.map(np.testing.assert_array_equal, load_pretrained(half).params, expected)
-    status, _, stderr = command(repository, "convert_checkpoint", *flags[:1], f"--output={half}2", flags[2], "--to=tf1")
-    assert (status, stderr) == (1, "error: --dtype=float16 is of --to=hf; tf1 is written as float32\n")
+    status, _, stderr = command(
+        repository, "convert_checkpoint", *flags[:1], f"--output={half}2", flags[2], "--to=bert_jax"
+    )
+    assert (status, stderr) == (1, "error: --dtype=float16 is of --to=hf; bert_jax is written as float32\n")
     big = load_pretrained(whole)
     params = jax.tree.map(lambda leaf: np.asarray(leaf) + 1e5, big.params)
     with pytest.raises(InputError, match=r"has numbers that float16 does not hold; write float32"):

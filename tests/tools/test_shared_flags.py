@@ -36,7 +36,7 @@ def test_flags_are_the_options(values):
     [
         ("prepare_corpus", ("max_seq_length", "text_column", "workers")),
         ("predict", ("checkpoint", "long_texts", "guesses")),
-        ("export_tfrecords", ("mask_rate", "whole_word", "epochs")),
+        ("import_tfrecords", ("masks", "heldout_input", "workers")),
     ],
 )
 def test_help_lists_the_flags_that_others_have_too(command, names):

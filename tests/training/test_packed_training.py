@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from builders import make_dataset, tiny_model, tiny_run
 
-from bert_jax.data.packed_dataset import pack_dataset
 from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.records import open_dataset
 from bert_jax.model.masking import mask_tokens, prediction_budgets, predictions_per_row
@@ -25,11 +24,10 @@ EPOCH = 3
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
-    """Returns a data set of rows of 32 tokens with much padding, and the same in rows of 60, up to four in each."""
-    folder = tmp_path_factory.mktemp("twins")
-    data = make_dataset(folder, short_seq_rate=0.6, holdout_rate=0.2)
-    pack_dataset(str(data), str(folder / "packed"), max_per_row=4, row_length=60, num_workers=1)
-    return open_dataset(data), open_dataset(folder / "packed")
+    """Returns a data set of rows of 60 tokens with much padding, and the same with up to four sequences in each."""
+    options = {"row_length": 60, "short_seq_rate": 0.9, "holdout_rate": 0.2}
+    alone, packed = (make_dataset(tmp_path_factory.mktemp(f"up_to_{count}"), pack=count, **options) for count in (1, 4))
+    return open_dataset(alone), open_dataset(packed)
 
 
 def twins(datasets, num_rows=24):
@@ -124,7 +122,7 @@ def test_places_for_predictions_are_enough_and_few():
 def test_a_run_says_how_many_sequences_its_rows_hold(datasets):
     lines = [describe.describe_data(tiny_run(data.path), data) for data in datasets]
     alone, together = (data.train.num_rows for data in datasets)
-    assert lines[0].startswith(f"data: {alone} rows of 32 tokens, ")
+    assert lines[0].startswith(f"data: {alone} rows of 60 tokens, ")
     assert lines[1].startswith(f"data: {alone} sequences in {together} rows of 60 tokens, ")
     assert lines[1].endswith(f"12 steps of 16 rows are {12 * 16 / together:.1f} epochs")
 

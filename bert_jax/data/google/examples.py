@@ -8,8 +8,7 @@ Letters: R examples, L positions, P places for predictions.
 """
 
 import itertools
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,7 +24,7 @@ AT_ONCE = 1024  # examples that are read together
 
 Columns = dict[str, np.ndarray]  # a feature of R examples, [R, length of the feature]
 
-# Reading and writing
+# Reading
 
 
 def read_examples(path: str) -> Iterator[tuple[int, Columns]]:
@@ -96,22 +95,6 @@ def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) 
             except ValueError as error:
                 raise refusal(path, number, f"feature {name}: {error}", "make the file again") from None
         raise
-
-
-def write_examples(path: str | os.PathLike, batches: Iterable[Columns]) -> int:
-    """Writes examples [R, ...] as a TFRecord file, whole or not at all, and returns their number.
-
-    Raises: InputError if it cannot be written.
-    """
-    names = (*INPUTS, *PREDICTIONS, LABELS)
-
-    def encoded() -> Iterator[bytes]:
-        for columns in batches:
-            features = [tfrecord.encode_payloads(columns[name]) for name in names]
-            for values in zip(*features, strict=True):
-                yield tfrecord.encode_example(dict(zip(names, values, strict=True)))
-
-    return tfrecord.write_records(path, encoded())
 
 
 def refusal(path: str, number: int, reason: str, remedy: str) -> InputError:

@@ -6,20 +6,18 @@ checksum (4). An Example is a protocol buffer of named features, each a list of 
 Source: tensorflow/core/lib/io/record_writer.cc; tensorflow/core/example/{example,feature}.proto; the encoding of
 protocol buffers at protobuf.dev.
 
-The values of many examples are decoded and encoded together: a feature's payloads, one for each example, are joined
+The values of many examples are decoded together: a feature's payloads, one for each example, are joined
 before numpy sees them.
 """
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from os import PathLike
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage import files, writing
-from bert_jax.storage.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
+from bert_jax.storage import files
+from bert_jax.storage.protobuf import DELIMITED, FIXED32, VARINT, parse_fields
 
 MAX_RECORD_BYTES = 1 << 24  # an example is some kB; a larger record is not an example, and would fill the memory
 
@@ -79,21 +77,6 @@ def _damaged(path: str, number: int, reason: str) -> InputError:
     return InputError(
         f"{path}, record {number}: {reason}; the file is damaged, cut short or no TFRecord, so copy or make it again"
     )
-
-
-def write_records(path: str | PathLike, records: Iterable[bytes]) -> int:
-    """Writes a file, whole or not at all, and returns its number of records.
-
-    Raises: InputError if it cannot be written.
-    """
-    number = 0
-    with writing.atomic_path(path) as temporary, open(temporary, "wb") as stream:
-        for data in records:
-            length = struct.pack("<Q", len(data))
-            checksums = [struct.pack("<I", files.masked_crc32c(part)) for part in (length, data)]
-            stream.write(b"".join((length, checksums[0], data, checksums[1])))
-            number += 1
-    return number
 
 
 # Examples
@@ -175,33 +158,3 @@ def decode_payloads(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, n
         bits = (data[starts[longer] + byte] & np.uint8(0x7F)).astype(np.uint64)
         values[longer] |= bits << np.uint64(7 * byte)
     return values.view(np.int64), counts
-
-
-def encode_payloads(values: np.ndarray) -> list[Feature]:
-    """Returns a feature for each row of numbers [R, n], floats or integers."""
-    if values.dtype.kind == "f":
-        return [Feature(FLOATS, row.tobytes()) for row in values.astype("<f4")]
-    bits = values.astype(np.int64).view(np.uint64)
-    shifts = np.arange(0, 70, 7, dtype=np.uint64)
-    width = 1 + int(np.count_nonzero(bits.max(initial=0) >> shifts[1:]))
-    groups = bits[..., None] >> shifts[:width]  # [R, n, width]
-    used = groups > 0
-    used[..., 0] = True
-    encoded = (groups & np.uint64(0x7F)).astype(np.uint8)
-    encoded[..., :-1] |= used[..., 1:].astype(np.uint8) << 7  # another byte follows
-    stops = np.cumsum(np.count_nonzero(used, axis=(1, 2))).tolist()
-    data = encoded[used].tobytes()
-    return [Feature(INTEGERS, data[start:stop]) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
-
-
-def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """Returns a serialized tf.train.Example, features in the order given, lists of numbers packed."""
-    entries = []
-    for name, feature in features.items():
-        if feature.kind == BYTES:
-            values = b"".join(delimited(1, value) for value in feature.payload)  # type: ignore[arg-type]
-        else:
-            values = delimited(1, feature.payload) if feature.payload else b""  # type: ignore[arg-type]
-        value = delimited(feature.kind, values)
-        entries.append(delimited(1, delimited(1, name.encode()) + delimited(2, value)))
-    return delimited(1, b"".join(entries))

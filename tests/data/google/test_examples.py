@@ -6,15 +6,17 @@ import json
 import os
 from pathlib import Path
 
+import google_files
 import jax
 import numpy as np
 import pytest
 from builders import tiny_model, tiny_run
+from google_files import write_examples
 
 from bert_jax.data import records
 from bert_jax.data.google import import_examples as module
 from bert_jax.data.google import tfrecord
-from bert_jax.data.google.examples import INPUTS, LABELS, PREDICTIONS, write_examples
+from bert_jax.data.google.examples import INPUTS, LABELS, PREDICTIONS
 from bert_jax.data.google.import_examples import import_examples
 from bert_jax.data.pipeline import eval_batches, rows_to_batch, train_batches
 from bert_jax.devices.sharding import make_mesh
@@ -58,7 +60,7 @@ def imported(google_file, vocab, tmp_path_factory) -> dict[str, Path]:
 
 def google_file_copy(google_file: str, folder: Path) -> str:
     """Returns a file with the first 20 examples, to hold out."""
-    tfrecord.write_records(folder / "heldout", itertools.islice(tfrecord.read_records(google_file), 20))
+    google_files.write_records(folder / "heldout", itertools.islice(tfrecord.read_records(google_file), 20))
     return str(folder / "heldout")
 
 
@@ -161,7 +163,7 @@ def parts_of(google_file: str, folder: Path) -> str:
     """Returns a glob of the examples in four files, one of them empty."""
     data = list(tfrecord.read_records(google_file))
     for index, part in enumerate((data[:50], [], data[50:53], data[53:])):
-        tfrecord.write_records(folder / f"part{index}.tfrecord", part)
+        google_files.write_records(folder / f"part{index}.tfrecord", part)
     return str(folder / "part*.tfrecord")
 
 
@@ -258,8 +260,8 @@ def change_record(google_file: str, path: Path, number: int, change) -> str:
     data = list(tfrecord.read_records(google_file))
     features = tfrecord.parse_example(data[number - 1])
     change(features)
-    data[number - 1] = tfrecord.encode_example(features)
-    tfrecord.write_records(path, data)
+    data[number - 1] = google_files.encode_example(features)
+    google_files.write_records(path, data)
     return str(path)
 
 
@@ -270,17 +272,17 @@ def test_features_that_are_missing_or_of_another_kind_or_length(google_file, voc
         return refusal(change_record(google_file, path, 7, change), vocab, output)
 
     assert f"{path}, record 7: feature masked_lm_ids is missing" in message(lambda x: x.pop("masked_lm_ids"))
-    floats = tfrecord.encode_payloads(np.zeros((1, L), np.float32))[0]
+    floats = google_files.encode_payloads(np.zeros((1, L), np.float32))[0]
     reason = "record 7: feature input_ids is of another kind, and a pre-training example has it as a list of integers"
     assert reason in message(lambda x: x.update(input_ids=floats))
-    short = tfrecord.encode_payloads(np.ones((1, 13), np.int64))[0]
+    short = google_files.encode_payloads(np.ones((1, 13), np.int64))[0]
     assert "record 7: input_mask has 13 values, and 64 is" in message(lambda x: x.update(input_mask=short))
     assert "record 7: masked_lm_ids has 13 values, and 12 is" in message(lambda x: x.update(masked_lm_ids=short))
     assert "record 7: next_sentence_labels has 13 values, and 1 is" in message(lambda x: x.update({LABELS: short}))
     endless = tfrecord.Feature(tfrecord.INTEGERS, b"\xff" * 10 + b"\0")
     reason = "record 7: feature next_sentence_labels: an integer has 11 bytes"
     assert reason in message(lambda x: x.update({LABELS: endless}))
-    tfrecord.write_records(path, [*itertools.islice(tfrecord.read_records(google_file), 3), b"no example"])
+    google_files.write_records(path, [*itertools.islice(tfrecord.read_records(google_file), 3), b"no example"])
     assert f"{path}, record 4: it is not a tf.train.Example (" in refusal(str(path), vocab, output)
     assert not Path(output).exists()
 
