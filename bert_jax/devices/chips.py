@@ -20,13 +20,7 @@ class Chip:
     hbm_bandwidth: float = 0.0
     link_bandwidth: float = 0.0  # from a chip to its neighbours, sum of all links in one direction
     network_bandwidth: float = 0.0  # from a GPU to other hosts; 0 for TPUs, which the links connect across hosts
-    matrix_efficiency: float = 0.9  # share of the peak that large products reach; assumed, not measured on TPUs
     megacore: bool = False  # libtpu compiles both cores of a chip as one device
-
-    @property
-    def platform(self) -> str:
-        """JAX's name of the platform."""
-        return "tpu" if self.is_tpu else "gpu"
 
     @property
     def is_tpu(self) -> bool:
@@ -45,15 +39,14 @@ def _tpu(device_kind: str, flops: float, family: str, hbm: float, bandwidth: flo
 def _gpu(
     device_kind: str, bfloat16: float, family: str, hbm: float, bandwidth: float, links: float, net: float
 ) -> Chip:
-    return Chip(device_kind, bfloat16, bfloat16 / 2, family, hbm, bandwidth, links, net, 0.8)
+    return Chip(device_kind, bfloat16, bfloat16 / 2, family, hbm, bandwidth, links, net)
 
 
 # The first entry that begins a device's kind, in whole words, is the device's. On TPUs float32 matrices are multiplied
 # in one bfloat16 pass, on NVIDIA GPUs since Ampere in TF32; older ones have no bfloat16 units, and XLA computes in
 # float32. Sources: Google Cloud TPU system architecture pages, per chip, divided by 2 where JAX shows each core of a
 # chip as a device (v2, v3, 7x), with interchip links of 45 GB/s each way, 4 on v5e and v6e, 6 else; v6e 90. NVIDIA's
-# data sheets, without sparsity; NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU. A matrix product
-# was measured at 80 % of an H200's peak.
+# data sheets, without sparsity; NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU.
 CHIPS = (
     _same("TPU v2", 23e12),
     _same("TPU v3", 61.5e12),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory, time and traffic a run will take, before it starts.
+"""What compilers say of a training step: memory, FLOPs, bytes and traffic, before it runs anywhere.
 
-Start at `planner`. `hlo` reads compiled programs; `roofline` is arithmetic, as `memory` and `flops` of training are.
+Start at `planner`. `hlo` and `hbm` read compiled programs; `search` compares settings.
 """

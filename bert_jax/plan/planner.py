@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: memory, collectives, FLOPs and time of a training step on a pod, computed without the pod.
+"""Plans: memory, collectives, FLOPs and bytes of a training step on a pod, computed without the pod.
 
 The compiler of the device compiles the real training step, libtpu for TPUs and XLA for GPUs, and neither needs such a
-device: memory, collectives and FLOPs are the compiler's. For GPUs they are arithmetic where the compiler is not
-installed, and for time on any device. Every figure says which of the two it is.
+device. All figures are the compiler's, but for the bound on time: FLOPs and bytes at the data sheet's peaks.
 """
 
 import dataclasses
@@ -14,28 +13,28 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, RowShape
 from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import row_dtype
-from bert_jax.devices.chips import GPUS, TPUS, Chip, peak_flops
+from bert_jax.devices.chips import GPUS, GPUS_PER_HOST, TPUS, Chip, peak_flops
 from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
-from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import DataConfig, ResolvedConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
-from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
+from bert_jax.training.flops import train_flops
+from bert_jax.training.memory import estimate_memory, memory_problem, shard_bytes
 from bert_jax.training.program import Program
 from bert_jax.training.step import TrainState, abstract_state
 
@@ -60,6 +59,17 @@ Rows = np.dtype | Work  # the record of a row of pre-training data, or other wor
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """The collectives of one kind and dtype."""
+
+    kind: str
+    dtype: str
+    count: int  # runs in a step
+    bytes: int  # of all runs
+    group_size: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The cost of a step. Bytes are per chip, FLOPs per chip and step."""
 
@@ -70,21 +80,28 @@ class Plan:
     batch_size: int
     row_length: int
     predictions: int  # places for predictions in a row
-    fits: bool
-    problem: str  # "" or one line
+    problem: str  # why the step does not fit, in one line; "" if it does
     hbm_bytes: float
-    bytes: dict[str, int]  # by kind, as compiled; of a plan by arithmetic those of `estimate`
-    estimate: dict[str, int]
+    bytes: dict[str, int]  # by kind, as compiled
+    estimate: dict[str, int]  # by kind, by arithmetic
     model_flops: float
-    compiled_flops: float  # 0.0 if nothing has been compiled
-    moved_bytes: float  # to and from HBM, as compiled; 0.0 if nothing has been compiled
+    compiled_flops: float  # 0.0 of a program that the compiler refuses
+    moved_bytes: float  # to and from HBM, as compiled
     collectives: tuple[Traffic, ...]
-    seconds: dict[str, float]  # of the model of time: products, attention, memory, network, step
-    mfu: float
+    bound: dict[str, float]  # seconds of the products, of HBM and of the links at their peaks; {} if nothing compiled
+    bound_mfu: float  # the model's FLOPs in the sum of these, as a share of the peak
     compile_seconds: float
-    source: str  # "libtpu VERSION", "XLA, PACKAGE VERSION" or "arithmetic"
-    assumptions: tuple[str, ...] = field(default=())
-    flags: tuple[str, ...] = field(default=())  # to add to the command line, of a plan of `search`
+    source: str  # "libtpu VERSION" or "XLA, PACKAGE VERSION"
+    flags: tuple[str, ...] = ()  # to add to the command line, of a plan of `search`
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
+
+    @property
+    def bound_seconds(self) -> float:
+        """The seconds of a step at the peaks, one part after the other; a step that overlaps parts may take less."""
+        return sum(self.bound.values())
 
     @property
     def rows_per_chip(self) -> int:
@@ -97,8 +114,8 @@ def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan
     `row` is the record of a row of the data, None that of `row_of`; or other work, whose rows `config.data` counts.
     `config.model.vocab_size` must be set.
 
-    Raises: InputError if the topology is unknown, libtpu is missing, the model does not divide over the mesh, or there
-      is a teacher.
+    Raises: InputError if the topology is unknown, its compiler is not installed, the model does not divide over the
+      mesh, or there is a teacher.
     """
     check_no_teacher(config.teacher)
     row = row_of(config) if row is None else row
@@ -106,13 +123,26 @@ def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan
         raise InputError(
             f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}; plan shorter rows"
         )
+    return _plan_by_compiler(config, topology, row, *planned_devices(topology, config.mesh.dcn))
+
+
+def planned_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
+    """Returns the devices of a topology, for compiling only, and the version of their compiler.
+
+    Raises: InputError if the topology is unknown or its compiler is not installed.
+    """
     family, _, size = topology.partition(":")
-    if family in GPUS:
-        num_gpus, version = _gpu_count(topology, size), compiler_version()
-        if not version:
-            return plan_by_arithmetic(config, topology, num_gpus, row)
-        return _plan_by_compiler(config, topology, row, gpu_devices(topology, num_gpus), f"XLA, {version}")
-    return _plan_by_compiler(config, topology, row, *tpu_devices(topology, config.mesh.dcn))
+    if family not in GPUS:
+        return tpu_devices(topology, slices)
+    if not re.fullmatch(r"[1-9]\d*", size):
+        raise _unknown(topology)
+    version = compiler_version()
+    if not version:
+        raise InputError(
+            f"XLA's GPU compiler is not installed, and topology {topology!r} is planned by it; pip install "
+            "'bert_jax[gpu-plan]' (it needs no GPU and no CUDA)"
+        )
+    return gpu_devices(topology, int(size)), f"XLA, {version}"
 
 
 def check_no_teacher(teacher: TeacherConfig) -> None:
@@ -123,27 +153,91 @@ def check_no_teacher(teacher: TeacherConfig) -> None:
 
 def _plan_by_compiler(config: ResolvedConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:
     """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
+    chip = (TPUS | GPUS)[topology.partition(":")[0]]
     mesh = make_mesh(config.mesh, devices)
-    setup = _set_up(config, topology, mesh, row)
+    sizes = dict(mesh.shape)
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
+    state = _state(config, mesh, row)
+    shape = _objective(config, mesh, row).row_shape(_batch(row))
+    needs = model_flops(config, mesh.size, shape)
+    known: dict[str, Any] = {
+        "topology": topology,
+        "device_kind": chip.device_kind,
+        "num_chips": mesh.size,
+        "mesh": sizes,
+        "batch_size": config.data.batch_size,
+        "row_length": shape.length,
+        "predictions": shape.predictions,
+        "estimate": estimate_memory(config, state, sizes, shape),
+        "model_flops": needs,
+        "source": version,
+    }
     lowered = lower_train_step(config, mesh, row)
     started = time.perf_counter()
     try:
-        compiled = lowered.compile(compiler_options=None if setup.chip.is_tpu else OPTIONS)
+        compiled = lowered.compile(compiler_options=None if chip.is_tpu else OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         needed, available = out_of_memory(str(error))
-        seconds = time.perf_counter() - started
-        return _finish(config, setup, (), needed, available, compile_seconds=seconds, source=version,
-                       hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
+        return Plan(
+            **known,
+            problem=memory_problem(config, sizes, needed, available),
+            hbm_bytes=available,
+            bytes={"temporaries": round(needed)},
+            compiled_flops=0.0,
+            moved_bytes=0.0,
+            collectives=(),
+            bound={},
+            bound_mfu=0.0,
+            compile_seconds=time.perf_counter() - started,
+        )
     seconds = time.perf_counter() - started
     module = hlo.parse(compiled.as_text() or "")
-    kinds = compiled_bytes(compiled, setup.state, config, mesh, row)
+    kinds = compiled_bytes(compiled, state, config, mesh, row)
+    needed = kinds["held at once"] or kinds["total"]
     # libtpu refuses programs that do not fit; XLA's GPU compiler does not know the free memory.
-    available = math.inf if setup.chip.is_tpu else usable_bytes(setup.chip)
-    return _finish(
-        config, setup, summarize(hlo.collectives(module)), kinds["held at once"] or kinds["total"], available,
-        compile_seconds=seconds, source=version, bytes=kinds, compiled_flops=float(hlo.flops(module)),
-        moved_bytes=float(moved_bytes(module)),
-    )  # fmt: skip
+    available = math.inf if chip.is_tpu else chip.hbm_bytes * USABLE_OF_GPU
+    collectives = summarize(hlo.collectives(module))
+    flops, moved = float(hlo.flops(module)), float(moved_bytes(module))
+    peak = peak_flops(chip.device_kind, config.model.compute_dtype)
+    bound = {
+        "products": flops / peak,
+        "memory": moved / chip.hbm_bandwidth,
+        "links": link_seconds(chip, mesh.size, collectives),
+    }
+    return Plan(
+        **known,
+        problem="" if needed < available else memory_problem(config, sizes, needed, available),
+        hbm_bytes=chip.hbm_bytes,
+        bytes=kinds,
+        compiled_flops=flops,
+        moved_bytes=moved,
+        collectives=collectives,
+        bound=bound,
+        bound_mfu=needs / peak / sum(bound.values()),
+        compile_seconds=seconds,
+    )
+
+
+def estimated_bytes(config: ResolvedConfig, mesh: Mesh, row: Rows) -> int:
+    """Returns the bytes of a step on each chip by arithmetic, before anything is compiled."""
+    shape = _objective(config, mesh, row).row_shape(_batch(row))
+    return estimate_memory(config, _state(config, mesh, row), dict(mesh.shape), shape)["total"]
+
+
+def model_flops(config: ResolvedConfig, num_chips: int, row: RowShape) -> float:
+    """Returns the FLOPs of one chip and step that the model needs, for full rows of sequences of equal length."""
+    rows = config.data.batch_size / num_chips
+    tokens, pairs = rows * row.length, rows * row.length**2 / row.sequences
+    return train_flops(config.model, tokens, pairs, rows * row.predictions, rows * row.sequences)
+
+
+def link_seconds(chip: Chip, num_chips: int, collectives: Sequence[Traffic]) -> float:
+    """Returns the seconds of a step's collectives at the peak of the links. An all-reduce sends its bytes twice."""
+    sent = sum(traffic.bytes * (2 if traffic.kind == "all-reduce" else 1) for traffic in collectives)
+    seconds = sent / chip.link_bandwidth
+    if chip.network_bandwidth and num_chips > GPUS_PER_HOST:  # GPUs add up within a host, and then between hosts
+        seconds += sent / GPUS_PER_HOST / chip.network_bandwidth
+    return seconds
 
 
 def default_row_length(config: ResolvedConfig) -> int:
@@ -191,24 +285,16 @@ def _unknown(topology: str, reason: str = "") -> InputError:
     )
 
 
-def _gpu_count(topology: str, size: str) -> int:
-    if not re.fullmatch(r"[1-9]\d*", size):
-        raise _unknown(topology)
-    return int(size)
-
-
-def _objective(config: ResolvedConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> Objective:
+def _objective(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> Objective:
     """Returns the objective of a run on the devices of the mesh; the ids of special tokens do not affect the plan."""
-    model = config.model
-    if isinstance(mesh, Mesh):  # they are not this machine's
-        unroll = model.layers_at_once(mesh.devices.flat[0].platform)
-        model = dataclasses.replace(model, unroll=unroll)
+    unroll = config.model.layers_at_once(mesh.devices.flat[0].platform)  # which is not this machine's
+    model = dataclasses.replace(config.model, unroll=unroll)
     if isinstance(row, Work):
         return row.objective(model)
     return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
 
-def _state(config: ResolvedConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> TrainState:
+def _state(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> TrainState:
     """Returns the shapes and shardings of the training state, traced once for all settings that do not change them."""
     if isinstance(row, Work):
         return abstract_state(_objective(config, mesh, row), config.optimizer, config.train, mesh)
@@ -218,7 +304,7 @@ def _state(config: ResolvedConfig, mesh: Mesh | AbstractMesh, row: Rows | None =
 
 
 @functools.lru_cache(maxsize=8)
-def _state_of(config: ResolvedConfig, mesh: Mesh | AbstractMesh) -> TrainState:
+def _state_of(config: ResolvedConfig, mesh: Mesh) -> TrainState:
     return abstract_state(_objective(config, mesh), config.optimizer, config.train, mesh)
 
 
@@ -293,89 +379,8 @@ def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
     )
 
 
-class _Setup(NamedTuple):
-    """The parts of a plan that are known before anything is compiled."""
-
-    chip: Chip
-    row: RowShape
-    state: TrainState
-    fields: dict[str, Any]  # of the plan
-
-
-def _set_up(config: ResolvedConfig, topology: str, mesh: Mesh | AbstractMesh, row: Rows) -> _Setup:
-    """Raises: InputError if the model or the batch does not divide over the mesh."""
-    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    state = _state(config, mesh, row)
-    shape = _objective(config, mesh, row).row_shape(_batch(row))
-    chip = (TPUS | GPUS)[topology.partition(":")[0]]
-    sizes = dict(mesh.shape)
-    fields = {
-        "topology": topology,
-        "device_kind": chip.device_kind,
-        "num_chips": mesh.size,
-        "mesh": sizes,
-        "batch_size": config.data.batch_size,
-        "row_length": shape.length,
-        "predictions": shape.predictions,
-        "estimate": estimate_memory(config, state, sizes, shape),
-        "model_flops": model_flops(config, mesh.size, shape),
-        "hbm_bytes": chip.hbm_bytes,
-    }
-    return _Setup(chip, shape, state, fields)
-
-
-def _finish(
-    config: ResolvedConfig,
-    setup: _Setup,
-    collectives: tuple[Traffic, ...],
-    needed: float,
-    available: float,
-    **rest: Any,
-) -> Plan:
-    """Returns the plan of a step: the bytes that it needs and those available, and its model of time."""
-    chip, row, _, fields = setup
-    problem = "" if needed < available else memory_problem(config, fields["mesh"], needed, available)
-    moved = rest.get("moved_bytes", 0.0)
-    seconds = step_seconds(config, chip, fields["mesh"], row, collectives, moved)
-    peak = peak_flops(chip.device_kind, config.model.compute_dtype)
-    uncompiled: dict[str, Any] = {"compiled_flops": 0.0, "moved_bytes": 0.0, "compile_seconds": 0.0}
-    return Plan(
-        **(uncompiled | fields | rest),
-        fits=not problem,
-        problem=problem,
-        collectives=collectives,
-        seconds=seconds,
-        mfu=fields["model_flops"] / seconds["step"] / peak,
-        assumptions=assumptions(config, chip, moved),
-    )
-
-
-def plan_by_arithmetic(config: ResolvedConfig, topology: str, num_chips: int, row: Rows) -> Plan:
-    """Returns the plan by arithmetic alone, as for GPUs where their compiler is not installed.
-
-    Raises: InputError if the model or the batch does not divide over the mesh.
-    """
-    sizes = mesh_sizes(config.mesh, num_chips)
-    setup = _set_up(config, topology, AbstractMesh(tuple(sizes.values()), tuple(sizes)), row)
-    estimate = setup.fields["estimate"]
-    traffic = expected_traffic(config, sizes, setup.row.length, gathered_bytes(setup.state.params))
-    available = usable_bytes(setup.chip)
-    return _finish(config, setup, traffic, estimate["total"], available, source="arithmetic", bytes=estimate)
-
-
-def usable_bytes(chip: Chip) -> float:
-    """Returns the bytes of a chip that a program may use."""
-    return chip.hbm_bytes * (1 if chip.is_tpu else USABLE_OF_GPU)
-
-
-def num_chips_of(topology: str, slices: int = 0) -> int:
-    """Returns the chips of a topology, of all slices. Raises: InputError if it is unknown."""
-    family, _, size = topology.partition(":")
-    return _gpu_count(topology, size) if family in GPUS else len(tpu_devices(topology, slices)[0])
-
-
 def with_rows(config: ResolvedConfig, topology: str, rows_per_chip: int) -> ResolvedConfig:
     """Returns the configuration with as many rows for each chip that has rows of its own."""
-    sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
+    sizes = mesh_sizes(config.mesh, len(planned_devices(topology, config.mesh.dcn)[0]))
     data = dataclasses.replace(config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"])
     return dataclasses.replace(config, data=data)

@@ -9,7 +9,7 @@ import jax
 from bert_jax.devices.sharding import make_mesh, mesh_sizes
 from bert_jax.finetuning import batching_of
 from bert_jax.model.objective import task_objective
-from bert_jax.plan.planner import Plan, Work, check_no_teacher, num_chips_of, plan
+from bert_jax.plan.planner import Plan, Work, check_no_teacher, plan, planned_devices
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig, ResolvedConfig
 from bert_jax.tasks.batches import train_batches
@@ -25,7 +25,7 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     check_no_teacher(config.teacher)
     inputs = open_task(config).without_params()
     head, model, train = inputs.task.head, inputs.model, inputs.train
-    sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
+    sizes = mesh_sizes(config.mesh, len(planned_devices(topology, config.mesh.dcn)[0]))
     group = train.accumulate * sizes["data"] * sizes["fsdp"]
     batching = batching_of(inputs, group, config.data.pack if head.can_be_packed else "off")
     if batching.shape is not None:

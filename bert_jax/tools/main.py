@@ -19,7 +19,7 @@ COMMANDS = {
     "Train": {
         "train": "pre-train a BERT",
         "finetune": "fine-tune a BERT for a task",
-        "plan": "memory and time of a run on a TPU pod or on GPUs",
+        "plan": "memory, FLOPs and bytes of a step on a TPU pod or GPUs",
         "compare_runs": "results of fine-tuning runs, side by side",
         "make_docs_task": "make a small classification task to try out",
     },

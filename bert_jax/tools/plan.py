@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts memory, communication, FLOPs and time of a training step on a TPU pod or on GPUs. Needs no such device.
+"""Plans memory, communication, FLOPs and bytes of a training step on a TPU pod or on GPUs. Needs no such device.
 
 bert_jax plan --config=pretrain:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
 bert_jax plan --config=finetune:embeddings --config.init_checkpoint=PATH --config.data.path=PATH --topology=v5e:4x4
 
 The compiler for the device makes the plan, in minutes: libtpu for TPUs (pip install 'bert_jax[tpu]'), XLA for GPUs (pip
-install 'bert_jax[gpu-plan]'). Without the latter, GPU plans are estimated by arithmetic; the output says which it is.
+install 'bert_jax[gpu-plan]'). Time is a bound: compiled FLOPs and bytes at the data sheet's peaks.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ VOCAB_SIZE = flags.DEFINE_integer(
     "vocab_size", 30522, "vocabulary size if model.vocab_size is 0 and no data are given", lower_bound=10
 )
 PHASE = flags.DEFINE_integer("phase", 1, "phase to plan, if the run has two as in configs/lamb.py", lower_bound=1)
-SEARCH = flags.DEFINE_boolean("search", False, "find the fastest mesh and settings for data.batch_size")
+SEARCH = flags.DEFINE_boolean("search", False, "find the mesh and settings of the lowest bound for data.batch_size")
 JSON = flags.DEFINE_string("json", "", "file to write all figures to, as JSON")
 
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner, as far as it needs no compiler of another machine: arithmetic, errors, search and tables."""
+"""The planner, with the CPU's compiler in place of another machine's: figures, bound, errors and tables."""
 
 import dataclasses
 import sys
+import types
 
+import jax
 import pytest
 from builders import tiny_model, tiny_run
 
-from bert_jax.devices.chips import GIB
+from bert_jax.devices.chips import GIB, GPUS, TPUS
 from bert_jax.errors import InputError
-from bert_jax.plan import planner as planner
+from bert_jax.plan import planner
 from bert_jax.plan.tables import plan_table
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, TrainConfig
@@ -22,28 +24,59 @@ def tiny_config(path, **sections):
     return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=64))
 
 
-@pytest.fixture(autouse=True)
-def without_compiler(monkeypatch):
-    monkeypatch.setattr(planner, "compiler_version", lambda: "")
-
-
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory):
-    """By arithmetic, also where XLA's GPU compiler is installed."""
-    config = tiny_config(tmp_path_factory.mktemp("plan"))
-    mixed = dataclasses.replace(config, mesh=MeshConfig(2, 2, 2))
-    return [planner.plan_by_arithmetic(each, "h100:8", 8, planner.row_of(each, 32)) for each in (config, mixed)]
+def made(tmp_path_factory):
+    """Returns a plan of a tiny model on a mesh of all axes, as if eight CPU devices were those of a pod."""
+    config = tiny_config(tmp_path_factory.mktemp("plan"), mesh=MeshConfig(2, 2, 2))
+    return planner._plan_by_compiler(config, "v5e:2x4", planner.row_of(config, 32), jax.devices()[:8], "a compiler 1")
 
 
-def test_gpus_are_planned_by_arithmetic_and_it_says_so(plans):
-    data, mixed = plans
+def test_a_plan_has_the_compilers_figures_and_a_bound_of_them(made):
     params = 4 * num_parameters(tiny_model(vocab_size=256))  # padded from 203
-    assert data.source == "arithmetic" and data.fits and data.compiled_flops == 0
-    assert data.bytes["params"] == params and data.bytes["optimizer"] == pytest.approx(2 * params, abs=64)
-    assert [(t.kind, t.bytes, t.group_size) for t in data.collectives] == [("all-reduce", params, 8)]
-    assert params / 4 < mixed.bytes["params"] < params / 3  # norms and biases are not divided
-    assert [t.kind for t in mixed.collectives] == ["all-reduce", "all-gather", "reduce-scatter", "all-reduce"]
-    assert data.model_flops == mixed.model_flops and 0 < data.mfu < 1
+    assert made.fits and made.rows_per_chip == 16 and made.source == "a compiler 1"
+    assert params / 4 < made.bytes["params"] < params / 3  # norms and biases are not divided
+    assert made.bytes["optimizer"] == pytest.approx(2 * made.bytes["params"], abs=64)
+    assert {traffic.kind for traffic in made.collectives} >= {"all-reduce", "all-gather"}
+    assert 1.0 < made.compiled_flops / made.model_flops < 1.2 and made.moved_bytes > made.bytes["params"]
+    chip = TPUS["v5e"]
+    assert made.bound["products"] == pytest.approx(made.compiled_flops / chip.float32)
+    assert made.bound["memory"] == pytest.approx(made.moved_bytes / chip.hbm_bandwidth)
+    assert made.bound["links"] == planner.link_seconds(chip, 8, made.collectives) > 0
+    assert made.bound_mfu == pytest.approx(made.model_flops / chip.float32 / made.bound_seconds)
+
+
+def test_an_all_reduce_sends_its_bytes_twice_and_gpus_of_several_hosts_send_over_the_network():
+    tpu, gpu = TPUS["v5e"], GPUS["h100"]
+    sums, parts = (planner.Traffic(kind, "f32", 1, 10**9, 8) for kind in ("all-reduce", "all-gather"))
+    assert planner.link_seconds(tpu, 8, [sums]) == pytest.approx(2e9 / tpu.link_bandwidth)
+    assert planner.link_seconds(tpu, 8, [sums, parts]) == pytest.approx(3e9 / tpu.link_bandwidth)
+    between = planner.link_seconds(gpu, 16, [parts]) - planner.link_seconds(gpu, 8, [parts])
+    assert between == pytest.approx(1e9 / 8 / gpu.network_bandwidth)
+
+
+def test_a_program_that_the_compiler_refuses_has_no_bound(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 18.98G of 15.75G hbm. Exceeded by 3.23G.")
+
+    config = tiny_config(tmp_path)
+    monkeypatch.setattr(planner, "lower_train_step", lambda *_: types.SimpleNamespace(compile=refuse))
+    plan = planner._plan_by_compiler(config, "v5e:2x4", planner.row_of(config, 32), jax.devices()[:8], "a compiler 1")
+    assert not plan.fits and "need 18.98 GiB of 15.75" in plan.problem and plan.bound_seconds == 0
+    text = "\n".join(plan_table(plan))
+    assert "fits: NO. out of memory" in text and "bound" not in text
+
+
+def test_the_table_has_every_part(made):
+    text = "\n".join(plan_table(made))
+    for part in ("data 2 x fsdp 2 x tensor 2; by a compiler 1", "fits: yes", "optimizer", "of the chip", "all-gather",
+                 "model's FLOPs", "bound on a step", "at the data sheet's peaks"):  # fmt: skip
+        assert part in text, part
+
+
+def test_without_a_gpu_compiler_one_line_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(planner, "compiler_version", lambda: "")
+    with pytest.raises(InputError, match=r"XLA's GPU compiler is not installed.*pip install 'bert_jax\[gpu-plan\]'"):
+        planner.plan(tiny_config(tmp_path), "h100:8")
 
 
 def test_what_is_kept_for_the_backward_pass_shrinks_with_remat():
@@ -120,30 +153,3 @@ def test_what_is_advised_divides(tmp_path, rows, accumulate, mend):
     data, train = DataConfig(path="x", batch_size=16 * rows), TrainConfig(10, accumulate=accumulate)
     config = dataclasses.replace(tiny_run(tmp_path), data=data, train=train)
     assert mend in memory_problem(config, {"data": 16, "fsdp": 1, "tensor": 1}, 20.0, 10.0)
-
-
-def test_the_model_of_time_knows_what_is_divided_and_what_is_computed_again(tmp_path):
-    def plan(model=None, **train):
-        config = dataclasses.replace(tiny_run(tmp_path), train=TrainConfig(10, **train))
-        config = dataclasses.replace(
-            config,
-            model=dataclasses.replace(model_size("large"), vocab_size=30522, **(model or {})),
-            data=dataclasses.replace(config.data, batch_size=256),
-        )
-        return planner.plan(config, "h100:8", planner.row_of(config, 128))
-
-    plain, zero1, full, four = plan(), plan(zero1=True), plan({"remat": "full"}), plan(accumulate=4)
-    assert zero1.seconds["memory"] < plain.seconds["memory"] and zero1.seconds["products"] == plain.seconds["products"]
-    assert full.seconds["products"] == pytest.approx(4 / 3 * plain.seconds["products"])
-    assert four.collectives == plain.collectives  # devices are added up once
-    narrow = plan({"gradient_dtype": "bfloat16", "compute_dtype": "bfloat16"})
-    assert narrow.collectives[0].bytes == plain.collectives[0].bytes // 2
-
-
-def test_the_table_has_every_part(plans):
-    text = "\n".join(plan_table(plans[1]))
-    for part in ("data 2 x fsdp 2 x tensor 2; by arithmetic", "fits: yes", "optimizer", "of the chip", "all-gather",
-                 "model's FLOPs", "MFU", "assumes products at 80%"):  # fmt: skip
-        assert part in text, part
-    failed = dataclasses.replace(plans[0], fits=False, problem="out of memory: so much")
-    assert "fits: NO. out of memory: so much" in "\n".join(plan_table(failed))

@@ -4,13 +4,14 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 from builders import tiny_model
 from hf_models import make_tokenizer, random_params
 
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.errors import InputError
-from bert_jax.plan import planner as planner
+from bert_jax.plan import planner, tasks
 from bert_jax.plan.tasks import plan_task
 from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.pretraining import PretrainConfig, TeacherConfig
@@ -31,12 +32,14 @@ def config(tmp_path):
 
 
 def test_fine_tuning_is_planned_with_the_rows_of_its_data(config, monkeypatch):
-    monkeypatch.setattr(planner, "compiler_version", lambda: "")
-    plan = plan_task(config, "h100:8")
-    assert plan.source == "arithmetic" and plan.fits and plan.predictions == 0
+    """With eight CPU devices and their compiler in place of a pod's."""
+    for module in (planner, tasks):
+        monkeypatch.setattr(module, "planned_devices", lambda *_: (jax.devices()[:8], "a compiler"))
+    plan = plan_task(config, "v5e:2x4")
+    assert plan.fits and plan.predictions == 0 and plan.compiled_flops > plan.model_flops
     assert plan.batch_size % 16 == 0 and plan.batch_size < 2 * 32  # devices x microbatches; texts share rows
-    assert plan.bytes["logits"] == 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
-    alone = plan_task(dataclasses.replace(config, data=dataclasses.replace(config.data, pack="off")), "h100:8")
+    assert plan.estimate["logits"] == 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
+    alone = plan_task(dataclasses.replace(config, data=dataclasses.replace(config.data, pack="off")), "v5e:2x4")
     assert alone.batch_size == 2 * 32 and alone.row_length <= 17 + 7
 
 
