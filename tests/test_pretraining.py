@@ -354,6 +354,17 @@ def test_a_damaged_config_of_a_run_is_deleted_and_written_again(finished, toy_da
     assert json.loads(path.read_text()) == json.loads(content)
 
 
+def test_a_run_that_drew_other_bits_of_dropout_says_so_once_and_goes_on(finished, toy_data, tmp_path, capfd):
+    shutil.copytree(finished[0], workdir := tmp_path / "run")
+    path = workdir / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    note, more = "note: from step 12 on dropout draws other bits", TrainConfig(num_steps=13)
+    train(tiny_run(toy_data, mesh=ONE_DEVICE, train=more), workdir)
+    assert capfd.readouterr().err.count(note) == 1
+    train(tiny_run(toy_data, mesh=ONE_DEVICE, train=more), workdir)
+    assert note not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["pretrained", "finetuned"])
 def test_a_model_without_its_seal_is_named_before_the_run_trains_on(finished, toy_data, tmp_path, name):
     shutil.copytree(finished[0], workdir := tmp_path / "run")

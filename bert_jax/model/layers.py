@@ -126,15 +126,18 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns inputs [..., R, C] after dropout; unchanged if `deterministic`."""
+        """Returns inputs [B, ..., C] after dropout; unchanged if `deterministic`."""
         kept = round((1 - self.rate) * 2**16)  # of 2^16
         if deterministic or kept == 2**16:
             return inputs
-        *outer, rows, columns = inputs.shape
-        # Halved along the rows: that axis is never sharded, and columns are lanes of the vector unit.
-        bits = bits_of_rows(self.make_rng("dropout"), (*outer, -(-rows // 2), columns))
+        # Halved along the tokens: that axis is never sharded, and columns are lanes of the vector unit. The rows of the
+        # batch, the first axis, each have a key of their own.
+        axis = inputs.ndim - 2 if inputs.ndim > 2 else 1
+        size = inputs.shape[axis]
+        bits = bits_of_rows(self.make_rng("dropout"), (*inputs.shape[:axis], -(-size // 2), *inputs.shape[axis + 1 :]))
         # Compared before they are put together, so that at most a byte for each number is written to memory.
-        keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=-2)[..., :rows, :]
+        keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=axis)
+        keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)
         scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
         return jnp.where(keeps, scaled, 0)
 

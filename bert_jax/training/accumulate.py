@@ -11,6 +11,7 @@ from jax.tree_util import KeyPath
 
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.sharding import is_data_alone, path_name
+from bert_jax.model.keys import rows_numbered
 
 _Rest = TypeVar("_Rest")
 _Tree = TypeVar("_Tree")
@@ -26,10 +27,11 @@ def sum_over_microbatches(
     gradient_dtype: str = "float32",
     shardings: PyTree = None,
 ) -> tuple[_Rest, PyTree]:
-    """Returns the sum of function(params, microbatch, *shared, number of the microbatch) over `count` microbatches.
+    """Returns the sum of function(params, microbatch, *shared) over `count` microbatches.
 
     The function returns (anything that can be added up, gradients of the parameters). Microbatch i takes rows i,
-    i + count, ..., so that each device keeps its own rows and no data move.
+    i + count, ..., so that each device keeps its own rows and no data move. Each row draws the dropout that it draws in
+    the whole batch.
 
     On a mesh of "data" alone each device runs its own microbatches and sums their results. Then devices are added
     up: gradients of matrices in `gradient_dtype`, and where `shardings` divide a gradient over "data", each device
@@ -38,7 +40,7 @@ def sum_over_microbatches(
     """
 
     def local(params: PyTree, batch: Batch, *shared: PyTree) -> tuple[_Rest, PyTree]:
-        return _scan(lambda piece, index: function(params, piece, *shared, index), batch, count)
+        return _scan(lambda piece: function(params, piece, *shared), batch, count)
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not is_data_alone(mesh.shape):
@@ -49,7 +51,8 @@ def sum_over_microbatches(
         divided = jax.tree.map(lambda sharding: sharding.spec, shardings)
 
     def of_device(params: PyTree, batch: Batch, *shared: PyTree) -> tuple[_Rest, PyTree]:
-        rest, gradients = local(params, batch, *shared)
+        with rows_numbered(jax.lax.axis_index("data") * jax.tree.leaves(batch)[0].shape[0]):
+            rest, gradients = local(params, batch, *shared)
 
         def add_up(path: KeyPath, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
             is_narrow = path_name(path).rpartition("/")[2] in _NARROW
@@ -85,17 +88,18 @@ def _own_part(array: jax.Array, axis: int) -> jax.Array:
     return jax.lax.slice_in_dim(summed, 0, size, axis=axis)
 
 
-def _scan(function: Callable[[Batch, jax.Array], _Tree], batch: Batch, count: int) -> _Tree:
-    """Returns the sum of function(microbatch, its number), one after the other."""
+def _scan(function: Callable[[Batch], _Tree], batch: Batch, count: int) -> _Tree:
+    """Returns the sum of function(microbatch), one after the other."""
     if count == 1:
-        return function(batch, jnp.zeros((), jnp.int32))
+        return function(batch)
     pieces = microbatches_of(batch, count)
 
     def add(total: _Tree, piece: tuple[Batch, jax.Array]) -> tuple[_Tree, None]:
-        return jax.tree.map(jnp.add, total, function(*piece)), None
+        rows, index = piece
+        with rows_numbered(index, count):
+            return jax.tree.map(jnp.add, total, function(rows)), None
 
-    first = jax.tree.map(lambda x: x[0], pieces)
-    shapes = jax.eval_shape(function, first, jnp.zeros((), jnp.int32))
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], pieces))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]
 

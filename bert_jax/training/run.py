@@ -27,7 +27,7 @@ from bert_jax.training.boards import open_boards
 from bert_jax.training.report import Reporter
 from bert_jax.training.stages import Training
 from bert_jax.training.step import TrainState
-from bert_jax.training.workdir import check_workdir, common, locked
+from bert_jax.training.workdir import FORMAT, began_before, check_workdir, common, locked
 
 _BEFORE_ABOUT = (
     f"warning: this run has no {ABOUT}, as version 0.1 left it: from here on it draws other masks and dropout for its "
@@ -89,6 +89,11 @@ class Run:
         return bool(signal)
 
 
+def draws_dropout(config: Any) -> bool:
+    """Returns whether the settings of a run have dropout."""
+    return config.model.hidden_dropout_rate > 0 or config.model.attention_dropout_rate > 0
+
+
 @contextlib.contextmanager
 def open_run(
     training: Training, workdir: Place, load: Callable[[], Pretrained | None], started: float = 0.0
@@ -107,7 +112,7 @@ def open_run(
     if last_step > LARGEST:
         raise InputError(f"the run has {last_step:,} steps, which devices cannot count; train for {LARGEST:,} at most")
     settings = without_secrets(to_dict(config))
-    identity = {"format": 1, **training.identity, "run": settings, "tokenizer": tokenizer.fingerprint}
+    identity = {"format": FORMAT, **training.identity, "run": settings, "tokenizer": tokenizer.fingerprint}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())
@@ -119,6 +124,7 @@ def open_run(
         everywhere = {**common(workdir, identity), **training.same}
         this_job().check_same(everywhere)
         resumes = this_job().broadcast_int("number of checkpoints", len(checkpoint_steps(workdir / "checkpoints"))) > 0
+        former_dropout = resumes and draws_dropout(config) and began_before(workdir)
         start = None if resumes else load()
         stack.enter_context(locked(workdir))
         sealed = {"tokenizer": tokenizer.fingerprint}
@@ -138,6 +144,10 @@ def open_run(
         stack.enter_context(reporter)
         if this_job().is_first:
             reporter.boards += open_boards(config.report.to, workdir, settings)
+        if former_dropout:
+            reporter.message(
+                f"note: from step {first_step} on dropout draws other bits than the version that began this run"
+            )
         if reporter.carried is not None:
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)

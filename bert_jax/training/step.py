@@ -147,9 +147,9 @@ def train_step(
             return jnp.sum(jnp.stack(terms)), metrics
 
         def gradients_of(
-            params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array], index: jax.Array | int
+            params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array]
         ) -> tuple[tuple[jax.Array, _Pairs], Params]:
-            losses = lambda params: objective.losses(params, batch, jax.random.fold_in(key, index))  # noqa: E731
+            losses = lambda params: objective.losses(params, batch, key)  # noqa: E731
             return jax.value_and_grad(lambda params: loss_of(losses(params), denominators), has_aux=True)(params)
 
         params = state.params
@@ -159,13 +159,13 @@ def train_step(
         options = {"gradient_dtype": objective.gradient_dtype, "shardings": divided}
         losses_of = objective.losses_of
         if train.accumulate == 1 and divided is None:
-            (loss, metrics), gradients = gradients_of(*given, 0)
+            (loss, metrics), gradients = gradients_of(*given)
         elif objective.outputs is not None and losses_of is not None:
             (loss, metrics), gradients = gradients_of_whole(
                 objective.outputs,
                 lambda outputs: loss_of(losses_of(outputs, batch), denominators),
                 train.accumulate,
-                *(params, batch, jax.random.fold_in(step_key, 0)),
+                *(params, batch, step_key),
                 **options,
             )
         else:

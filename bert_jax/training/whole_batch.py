@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch, PyTree
-from bert_jax.model.keys import rows_of_microbatch
+from bert_jax.model.keys import rows_numbered
 from bert_jax.training.accumulate import microbatches_of, sum_over_microbatches
 
 _Rest = TypeVar("_Rest")
@@ -31,16 +31,16 @@ def gradients_of_whole(
     Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (GradCache).
     """
 
-    def outputs_of_some(params: PyTree, rows: Batch, key: jax.Array, index: jax.Array) -> jax.Array:
-        with rows_of_microbatch(index, count):
-            return outputs_of(params, rows._replace(labels=None), key)
+    def outputs_of_some(rows: Batch, index: jax.Array) -> jax.Array:
+        with rows_numbered(index, count):
+            return outputs_of(params, rows, key)
 
-    def pull_back(params: PyTree, rows: Batch, key: jax.Array, index: jax.Array) -> tuple[jax.Array, PyTree]:
-        pulled = lambda params: jnp.sum(outputs_of_some(params, rows, key, index) * rows.labels)  # noqa: E731
+    def pull_back(params: PyTree, rows: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
+        pulled = lambda params: jnp.sum(outputs_of(params, rows._replace(labels=None), key) * rows.labels)  # noqa: E731
         return jnp.zeros(()), jax.grad(pulled)(params)
 
     pieces = microbatches_of(batch._replace(labels=None), count), jnp.arange(count)
-    outputs = jax.lax.map(lambda piece: outputs_of_some(params, piece[0], key, piece[1]), pieces)
+    outputs = jax.lax.map(lambda piece: outputs_of_some(*piece), pieces)
     outputs = jnp.swapaxes(outputs, 0, 1).reshape(-1, *outputs.shape[2:])  # in the order of the rows
     loss, pulls = jax.value_and_grad(loss_of, has_aux=True)(outputs)
     return loss, sum_over_microbatches(pull_back, count, params, batch._replace(labels=pulls), key, **options)[1]

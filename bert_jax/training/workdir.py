@@ -24,6 +24,7 @@ from bert_jax.storage.locks import LOCK, lock_file
 from bert_jax.storage.places import Place, RemotePath, check_workdir_place, is_taken
 
 _KINDS = (PretrainConfig, FinetuneConfig)
+FORMAT = 2  # of config.json; runs of 1 drew other bits of dropout
 
 
 @contextlib.contextmanager
@@ -154,6 +155,16 @@ def was_packed(workdir: Place) -> bool | None:
         return read_identity(workdir, FinetuneConfig).get("packed") is True
 
     return this_job().first_does(f"read {workdir / 'config.json'}", read)
+
+
+def began_before(workdir: Place) -> bool:
+    """Returns whether the run of a work directory began with a version that drew other bits of dropout.
+
+    With several processes the first one reads, and all return the same.
+    """
+    path = workdir / "config.json"
+    read = lambda: path.exists() and read_json(path).get("format") != FORMAT  # noqa: E731
+    return this_job().first_does(f"read the format of {workdir}", read)
 
 
 def read_identity(workdir: Place, kind: type) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import is_data_alone, make_mesh, row_sharding, tree_shardings
+from bert_jax.model.keys import bits_of_rows, root_key
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
@@ -24,10 +25,21 @@ ROWS = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
 WEIGHTS = np.arange(16, dtype=np.float32)
 
 
-def gradient_of_rows(params, rows, factor, index):
-    """Returns a sum over rows, the numbers of microbatches, and a gradient that tells which rows were together."""
-    total = factor * jnp.sum(rows["weight"])
-    return (total, index), {"kernel": params["kernel"] * 0 + jnp.outer(rows["x"].T @ rows["weight"], jnp.ones(3))}
+def gradient_of_rows(params, rows, factor):
+    """Returns a sum over rows, how often it was called, and a gradient that tells which rows were together.
+
+    The sum has a number that each row draws, so it tells whether a row draws what it draws in the whole batch.
+    """
+    drawn = bits_of_rows(root_key(0, "dropout"), rows["weight"].shape) % 64
+    total = factor * jnp.sum(rows["weight"] * drawn)
+    return (total, jnp.ones((), jnp.int32)), {
+        "kernel": params["kernel"] * 0 + jnp.outer(rows["x"].T @ rows["weight"], jnp.ones(3))
+    }
+
+
+def expected_total():
+    drawn = np.asarray(bits_of_rows(root_key(0, "dropout"), WEIGHTS.shape) % 64)
+    return 2 * (WEIGHTS * drawn).sum()
 
 
 def add_up(count, **options):
@@ -40,8 +52,8 @@ def add_up(count, **options):
 
 @pytest.mark.parametrize("count", [1, 2, 8, 16])
 def test_the_sum_over_microbatches_is_that_of_the_batch(count):
-    (total, indices), gradients = add_up(count)
-    assert float(total) == 2 * WEIGHTS.sum() and int(indices) == sum(range(count))
+    (total, calls), gradients = add_up(count)
+    assert float(total) == expected_total() and int(calls) == count
     np.testing.assert_allclose(gradients["kernel"], np.outer(ROWS.T @ WEIGHTS, np.ones(3)), rtol=1e-5)
 
 
@@ -50,10 +62,10 @@ def test_the_sum_over_microbatches_is_that_of_the_batch(count):
 def test_devices_add_up_what_each_has(count, sizes):
     mesh = make_mesh(MeshConfig(**sizes))
     with jax.set_mesh(mesh):
-        (total, indices), gradients = add_up(count)
-    assert float(total) == 2 * WEIGHTS.sum()
+        (total, calls), gradients = add_up(count)
+    assert float(total) == expected_total()
     # Each device counts its own microbatches where it has some of its own.
-    assert int(indices) == sum(range(count)) * (8 if is_data_alone(mesh.shape) else 1)
+    assert int(calls) == count * (8 if is_data_alone(mesh.shape) else 1)
     np.testing.assert_allclose(gradients["kernel"], np.outer(ROWS.T @ WEIGHTS, np.ones(3)), rtol=1e-5)
 
 
