@@ -151,7 +151,7 @@ def _tune(
 
 def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:
     """Returns the best midpoint of two neighbouring probabilities; of equally good ones, the one nearest to 0.5."""
-    if not truth.any():
+    if not truth.any() or not np.isfinite(shares).all():  # of a model that has diverged
         return 0.5
     order = np.argsort(-shares, kind="stable")
     right, values = np.cumsum(truth[order]), shares[order]

@@ -163,6 +163,9 @@ def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
     result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert result.metrics["micro_f1"] > 0.9 > result.constant["micro_f1"]
     assert {"f1_b", "mean_average_precision", "subset_accuracy"} <= result.metrics.keys()
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    evaluations = [record["micro_f1"] for record in records if record["kind"] == "eval"]
+    assert max(evaluations) == pytest.approx(result.metrics["micro_f1"])  # chosen by what is reported
     model = load_pretrained(tmp_path / "run")
     assert len(model.task_settings["thresholds"].split(",")) == 3
     (found,) = load_predictor(tmp_path / "run")(["ban bar dar dat"])
