@@ -63,6 +63,8 @@ def named_class(value: object, classes: Sequence[str] | None) -> object:
     """Returns the name of a class that a data set stores as a number; None if the number is hidden (-1)."""
     if classes and isinstance(value, list):
         return [named_class(item, classes) for item in value]
+    if isinstance(value, float) and value.is_integer():  # as pandas stores integers of which some are missing
+        value = int(value)
     if not classes or not isinstance(value, int):
         return value
     return classes[value] if 0 <= value < len(classes) else None

@@ -87,6 +87,34 @@ def test_lists_of_classes(tmp_path):
     assert classes_in(str(place)) == {"ner_tags": ("O", "B-PER")}
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [label("joy", "anger")],  # a list of one, as datasets < 4 writes it
+        {"feature": label("joy", "anger"), "length": -1, "id": None, "_type": "Sequence"},
+        {"feature": label("joy", "anger"), "_type": "LargeList"},
+        {"num_classes": 2, "names": ["joy", "anger"], "names_file": None, "id": None, "_type": "ClassLabel"},
+        [[label("joy", "anger")]],
+    ],
+)
+def test_names_of_classes_in_every_form_of_the_metadata(tmp_path, kind):
+    others = {"text": {"dtype": "string", "_type": "Value"}, "odd": [], "other": None, "l": {"_type": "List"}}
+    place = write(tmp_path / "train.parquet", {"text": ["x"], "labels": [[1]]}, {**others, "labels": kind})
+    assert classes_in(str(place)) == {"labels": ("joy", "anger")}
+
+
+def test_classes_that_differ_between_parts_and_numbers_with_a_point(tmp_path):
+    for part, names in enumerate((("no", "yes"), ("yes", "no"))):
+        columns = {"text": ["a", "b"], "label": [1.0, None]}  # as pandas stores integers of which some are missing
+        write(tmp_path / "d" / f"test-0000{part}-of-00002.parquet", columns, {"label": label(*names)})
+    first = str(tmp_path / "d" / "test-00000-of-00002.parquet")
+    assert [each.label for each in task("classification").read(first, "test")] == ["yes", None]
+    with pytest.raises(
+        InputError, match=r"test-00001-of-00002.parquet has other names of classes than .*test-00000-of"
+    ):
+        task("classification").read(str(tmp_path / "d"), "test")
+
+
 def test_choices_and_questions(tmp_path):
     columns = {"ctx": ["He"], "endings": [["sat", "ran"]], "label": ["1"]}
     (example,) = task("choice", text_column="ctx", second_text_column="endings").read(

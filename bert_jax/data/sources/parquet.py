@@ -92,10 +92,19 @@ def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
         metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(metadata).get("info", {}).get("features", {})
-        kinds = {name: kind.get("feature", kind) for name, kind in features.items() if isinstance(kind, dict)}
-        return {name: tuple(map(str, kind["names"])) for name, kind in kinds.items() if "names" in kind}
+        named = {name: _class_names(kind) for name, kind in features.items()}
     except (AttributeError, TypeError, ValueError):
         return {}
+    return {name: names for name, names in named.items() if names}
+
+
+def _class_names(kind: Any) -> tuple[str, ...]:
+    """Returns the names of a class label, or of lists of one; () for other kinds."""
+    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):  # [kind] is that of datasets < 4
+        kind = kind[0] if isinstance(kind, list) and kind else kind["feature"] if isinstance(kind, dict) else {}
+    if not isinstance(kind, dict) or kind.get("_type", "ClassLabel") != "ClassLabel":
+        return ()
+    return tuple(map(str, kind.get("names") or range(kind.get("num_classes") or 0)))
 
 
 def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:

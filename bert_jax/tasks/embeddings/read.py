@@ -21,6 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import split_names
+from bert_jax.tasks.classify import CLASS_COLUMNS
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.embeddings.beir import OWN_TEXT, beir_place, read_beir
 from bert_jax.tasks.labels import label_number
@@ -139,6 +140,7 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
             f"{rows[0].where}: label {rows[0].get(label)!r:.40} is not one of {', '.join(_NLI)}; write these, or "
             "their order in task.labels"
         )
+    others = [name for name in columns if name not in (first, second, *negatives)]
     examples = []
     for position, record in enumerate(rows):
         positive = record.get(second or first)
@@ -161,7 +163,9 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
     if is_nli:
         pairs, counts = _of_nli(examples)
         return _without_empty(pairs, columns, counts)
-    return _without_empty((example for example, _ in examples), columns)
+    unused = "" if label else readers.find_column((*_SCORES, *CLASS_COLUMNS), others)
+    counts = {f"{unused!r} is not used with {'negatives' if second else 'texts alone'}:": len(rows)} if unused else {}
+    return _without_empty((example for example, _ in examples), columns, counts)
 
 
 def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str, tuple[str, ...], str]:
@@ -184,6 +188,11 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
         )
     usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
     negatives = tuple(named or usual) if second else ()
+    if config.label_column and not second:
+        raise InputError(
+            f"{path}: task.label_column {config.label_column!r} is of a pair, and {first!r} are texts alone, each its "
+            "own positive; name the second text in task.second_text_column, or no label"
+        )
     label = config.label_column or ("" if negatives or not second else readers.find_column(_SCORES, columns))
     return first, second, negatives, label
 

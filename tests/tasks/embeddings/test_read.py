@@ -65,6 +65,17 @@ def test_columns_by_setting(tmp_path):
     assert texts(read_texts(negatives, source, "train")) == [("b", "a", "c", "3")]
 
 
+def test_labels_that_are_not_used_are_said(tmp_path):
+    found = read_texts(CONFIG, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x"), ("b", "y")), "train")
+    assert texts(found) == [("a", "a"), ("b", "b")] and found.counts == {"'label' is not used with texts alone:": 2}
+    rows = [("anchor", "positive", "negative", "score"), ("a", "b", "c", "1")]
+    found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
+    assert texts(found) == [("a", "b", "c")] and found.counts == {"'score' is not used with negatives:": 1}
+    named = TaskConfig(name="embeddings", label_column="label")
+    with pytest.raises(InputError, match=r"task.label_column .label. is of a pair, and .text. are texts alone"):
+        read_texts(named, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x")), "train")
+
+
 def test_graded_pairs_choose_the_metric_of_dev(tmp_path):
     rows = [("sentence_A", "sentence_B", "relatedness_score"), ("a", "b", "3.5"), ("c", "d", "1")]
     graded = table(tmp_path / "dev.tsv", *rows)
