@@ -2,6 +2,7 @@
 """Every task reads Parquet as the Hugging Face hub has it: parts of splits, names of classes, lists."""
 
 import json
+from decimal import Decimal
 
 import fsspec
 import pyarrow as pa
@@ -76,6 +77,30 @@ def test_parts_of_a_split_and_names_of_classes(tmp_path):
     )
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_clone_of_a_data_set_has_its_splits_in_a_folder(tmp_path, is_remote):
+    """data/ before others; the only one, such as plain_text/; of several none is chosen."""
+    root, store = f"{tmp_path}/repo", fsspec.filesystem("memory")
+
+    def put(name):
+        path = write(tmp_path / "repo" / name, {"text": [name], "label": ["x"]})
+        store.pipe(f"{root}/{name}", path.read_bytes())
+
+    def read():
+        return [each.text for each in task("classification").read(f"memory:/{root}" if is_remote else root, "train")]
+
+    put("README.md")
+    put("plain_text/train-00000-of-00001.parquet")
+    assert read() == ["plain_text/train-00000-of-00001.parquet"]
+    put("other/test.parquet")
+    with pytest.raises(InputError, match=r"has several folders with data, .*other, .*plain_text; give one of them"):
+        read()
+    put("data/train-00000-of-00001.parquet")
+    assert read() == ["data/train-00000-of-00001.parquet"]
+    put("train.parquet")
+    assert read() == ["train.parquet"]
+
+
 def test_lists_of_classes(tmp_path):
     kinds = {"labels": {"feature": label("joy", "anger"), "_type": "Sequence"}}
     place = write(tmp_path / "train.parquet", {"text": ["x", "y"], "labels": [[1, 0], []]}, kinds)
@@ -113,6 +138,17 @@ def test_classes_that_differ_between_parts_and_numbers_with_a_point(tmp_path):
         InputError, match=r"test-00001-of-00002.parquet has other names of classes than .*test-00000-of"
     ):
         task("classification").read(str(tmp_path / "d"), "test")
+
+
+def test_labels_that_are_decimals(tmp_path):
+    numbers = pa.array([Decimal("1.00"), Decimal("0.50"), None], pa.decimal128(5, 2))
+    columns = {"text": ["a", "b", "c"], "label": numbers, "labels": [[Decimal("2")], [], [Decimal("1.5")]]}
+    place = str(write(tmp_path / "test.parquet", columns))
+    assert [each.label for each in task("regression", label_column="label").read(place, "test")] == [1, 0.5, None]
+    found = task("classification", label_column="label").read(place, "test")
+    assert [each.label for each in found] == ["1", "0.5", None]
+    found = task("multilabel", label_column="labels").read(place, "test")
+    assert [list(each.label) for each in found] == [["2"], [], ["1.5"]]
 
 
 def test_choices_and_questions(tmp_path):

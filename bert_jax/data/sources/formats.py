@@ -78,12 +78,17 @@ def detect_format(path: str, source: str) -> str:
         while not line and (read := stream.readline(1 << 16)):
             line = read.removeprefix(_BYTE_ORDER_MARK.encode()).strip()
         start = line + b"\n" + stream.read(1 << 12)
-    if _JSON_NAME.search(source) or _JSON_START.match(line):
+    if is_json_lines(source) or _JSON_START.match(line):
         return JSON_LINES
     if _OTHER_JSON.match(start) or (_OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))):
         what, write = ("array", "'.[]'") if line.startswith(b"[") else ("object over several lines", ".")
         raise InputError(f"{source} is a JSON {what}; write one object a line, for example with jq -c {write}")
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
+
+
+def is_json_lines(source: str) -> bool:
+    """Returns whether the name of a file says that it is JSON lines."""
+    return bool(_JSON_NAME.search(source))
 
 
 def _check_text(head: bytes, source: str) -> None:

@@ -8,6 +8,7 @@ the unit in which a file is divided among processes. Rows without text are left 
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 from bert_jax.data.sources import formats
@@ -83,7 +84,20 @@ def read_rows(path: str, source: str) -> list[dict[str, Any]]:
     """Returns the rows of a file as dicts of plain values. Raises: InputError if it is damaged, or not Parquet."""
     is_parquet(path, source)
     with _opened(path, source, "") as file:
-        return [row for batch in file.iter_batches(use_threads=False) for row in batch.to_pylist()]
+        rows = [row for batch in file.iter_batches(use_threads=False) for row in batch.to_pylist()]
+        has_decimals = any("decimal" in str(kind) for kind in file.schema_arrow.types)
+    return [_without_decimals(row) for row in rows] if has_decimals else rows
+
+
+def _without_decimals(value: Any) -> Any:
+    """Returns a value with its decimals as whole or floating-point numbers, also those inside of it."""
+    if isinstance(value, dict):
+        return {name: _without_decimals(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_decimals(item) for item in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == int(value) else float(value)
+    return value
 
 
 def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,8 @@ The columns of a table or the keys of JSON decide what its rows are:
     sentence1, sentence2, score                       a graded pair: the higher, the more alike
     premise, hypothesis, label                        pairs of NLI: a text that a premise entails belongs to it, a text
                                                       that contradicts it is a hard negative (Gao et al. 2021, "SimCSE")
-    text                                              a text, which is its own positive under another dropout (ibid.)
+    text                                              a text, which is its own positive under another dropout (ibid.);
+                                                      also a .txt file with a text a line, without names of columns
 
 Names are the usual ones, or the settings `text_column`, `second_text_column`, `label_column` and
 `embedding.negative_columns`. `beir` reads directories of BEIR. SQuAD's questions belong to their paragraphs.
@@ -102,6 +103,8 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     path = readers.find_split_file(source, split)
     if not path:
         return TextsExamples()
+    if _has_lines(config, path):
+        return _of_lines(path)
     table = readers.read_table(path)
     if "paragraphs" in table.columns:
         return _squad(read_squad_file(path), path)
@@ -120,6 +123,25 @@ def _squad(examples: Iterable, where: str) -> TextsExamples:
 
 
 # Tables
+
+
+def _has_lines(config: TaskConfig, path: str) -> bool:
+    """Returns whether a file is a text a line: a .txt whose first line names no columns."""
+    if not readers.plain_name(path).endswith(".txt") or config.text_column:
+        return False
+    return not _usual_texts([name.strip() for name in readers.first_row(path)])[0]
+
+
+def _of_lines(path: str) -> TextsExamples:
+    """Returns the texts of a file, one a line. Raises: InputError if each has a tab, so that they look like columns."""
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(readers.read_lines(path), 1) if line.strip()]
+    if len(lines) > 1 and all("\t" in line for _, line in lines):
+        raise InputError(
+            f"{path}: all lines have tabs, and the first names no columns; name them in a first line, such as anchor "
+            "and positive, or write a text a line"
+        )
+    texts = (TextsExample((line, line), None, number, where) for number, (where, line) in enumerate(lines))
+    return _without_empty(texts, ("lines",))
 
 
 def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Sequence[str], path: str) -> TextsExamples:
@@ -178,8 +200,7 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
             )
     first, second = config.text_column, config.second_text_column
     if not first:
-        pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
-        first, usual = next((pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), ""))
+        first, usual = _usual_texts(columns)
         second = second or usual
     if not first:
         raise InputError(
@@ -195,6 +216,13 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
         )
     label = config.label_column or ("" if negatives or not second else readers.find_column(_SCORES, columns))
     return first, second, negatives, label
+
+
+def _usual_texts(columns: Sequence[str]) -> tuple[str, str]:
+    """Returns the columns of a pair with usual names, or of a text and ""; "" for both if there are none."""
+    pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
+    first, second = next((pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), ""))
+    return first, second
 
 
 def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[TextsExample], dict[str, int]]:

@@ -65,6 +65,24 @@ def test_columns_by_setting(tmp_path):
     assert texts(read_texts(negatives, source, "train")) == [("b", "a", "c", "3")]
 
 
+def test_a_text_a_line(tmp_path):
+    def read(content, name="train.txt", split="train", config=CONFIG):
+        (tmp_path / name).write_text(content)
+        return read_texts(config, str(tmp_path / name), split)
+
+    found = read("First .\nSecond .\n\nThe third has\ta tab .\n")
+    assert texts(found) == [(text, text) for text in ("First .", "Second .", "The third has\ta tab .")]
+    assert found[2].where.endswith("train.txt:4") and found.columns == ("lines",)
+    assert texts(read("text\nFirst .\n")) == [("First .", "First .")]  # a column, as before
+    assert texts(read("anchor\tpositive\na\tb\n")) == [("a", "b")]
+    with pytest.raises(InputError, match=r"train.txt: all lines have tabs, and the first names no columns"):
+        read("a\tb\nc\td\n")
+    with pytest.raises(InputError, match=r"train.tsv has no columns with usual names"):
+        read("First .\nSecond .\n", "train.tsv")
+    with pytest.raises(InputError, match="texts alone say nothing"):
+        read("First .\nSecond .\n", "dev.txt", "dev")
+
+
 def test_labels_that_are_not_used_are_said(tmp_path):
     found = read_texts(CONFIG, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x"), ("b", "y")), "train")
     assert texts(found) == [("a", "a"), ("b", "b")] and found.counts == {"'label' is not used with texts alone:": 2}
