@@ -9,18 +9,14 @@ are not found. The search is exact. The corpus is read once, and may be larger t
 """
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from bert_jax.data.sources.formats import is_json_lines
 from bert_jax.devices.allocator import reuse_freed_memory
-from bert_jax.errors import InputError
 from bert_jax.storage.writing import check_file
-from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import open_lines, open_writer, read_input
+from bert_jax.tools.lines import open_writer, read_passages
 from bert_jax.tools.shared_flags import define_checkpoint, define_format, define_long_texts
 
 if TYPE_CHECKING:
@@ -44,46 +40,16 @@ def main() -> None:
         check_file(OUTPUT.value, CORPUS.value, QUERIES.value)
     show = _json_of if is_json(OUTPUT.value) else _text_of
     reuse_freed_memory()
-    from bert_jax.inference.search import search
+    from bert_jax.inference.search import Passage, search
 
-    queries = list(_read(QUERIES.value))
+    queries = [Passage(*query) for query in read_passages(QUERIES.value)]
     asked = [query.text for query in queries if query.text]
     bert = cli.load_model(CHECKPOINT.value)
-    corpus = (passage for passage in _read(CORPUS.value) if passage.text)
+    corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
     results = iter(search(bert, asked, corpus, K.value, long_texts=LONG_TEXTS.value))
     with open_writer(OUTPUT.value) as write:
         for query in queries:
             write(show(query, next(results) if query.text else []))
-
-
-def _read(path: str) -> Iterator["Passage"]:
-    """Yields the texts of a file, one a line. Raises: InputError, with its line, at one that is not a text."""
-    from bert_jax.inference.search import Passage
-
-    with open_lines(path) as stream:
-        for number, (where, line) in enumerate(read_input(stream, path), 1):
-            value = _object_of(line, where, path)
-            if value is None:
-                yield Passage(str(number), line)
-                continue
-            if not isinstance(value.get("text"), str):
-                raise InputError(f'{where}: the object has no "text" that is a text; write {{"text": "..."}}')
-            title = value.get("title")
-            text = f"{title} {value['text']}" if isinstance(title, str) else value["text"]
-            given = value.get("_id")
-            yield Passage(str(number) if given is None else given, text.strip())
-
-
-def _object_of(line: str, where: str, path: str) -> dict[str, Any] | None:
-    """Returns the object of a line; None if it is a text, which may begin with a brace, but not in a file of JSON."""
-    if not line.startswith("{"):
-        return None
-    try:
-        return parse_json(line, where)
-    except InputError:
-        if is_json_lines(path):
-            raise
-        return None
 
 
 def _json_of(query: "Passage", hits: "list[Hit]") -> str:

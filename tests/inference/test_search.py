@@ -11,8 +11,8 @@ from builders import make_pretrained
 
 from bert_jax import InputError, load_pretrained, sentence_embeddings
 from bert_jax.inference import search as module
-from bert_jax.inference.search import Hit, Passage, search
-from bert_jax.tools import search as command
+from bert_jax.inference.search import Passage, search
+from bert_jax.tools.lines import read_passages
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,19 @@ def test_the_command(model, tmp_path):
     output = f"--output={tmp_path}/found.jsonl"
     done = subprocess.run([*arguments, output], input=TEXTS[3], text=True, capture_output=True)
     found = json.loads((tmp_path / "found.jsonl").read_text())
-    assert found["query"] == TEXTS[3] and found["found"][0] == {"id": "d3", "cosine": 1.0, "text": TEXTS[3]}
+    assert (found["id"], found["query"]) == ("1", TEXTS[3])
+    assert found["found"][0] == {
+        "id": "d3",
+        "cosine": 1.0,
+        "text": TEXTS[3],
+    }
+    (tmp_path / "corpus.jsonl").write_text('{"_id": true, "text": "ban"}\n\n{"_id": [7], "text": "ban"}\nban\n')
+    done = subprocess.run(arguments, input='{"_id": 5, "text": "ban"}', text=True, capture_output=True)
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == ["true", "[7]", "4"]
+    done = subprocess.run([*arguments, output], input='\n{"_id": 5, "text": "ban"}', text=True, capture_output=True)
+    blank, found = map(json.loads, (tmp_path / "found.jsonl").read_text().splitlines())
+    assert blank == {"id": "1", "query": "", "found": []} and found["id"] == 5
+    assert [each["id"] for each in found["found"]] == [True, [7], "4"]
     (tmp_path / "corpus.jsonl").write_text('a\n{"title": "b"}\n')
     done = subprocess.run(arguments, input="a", text=True, capture_output=True)
     assert done.returncode == 1 and 'corpus.jsonl:2: the object has no "text"' in done.stderr
@@ -79,16 +91,9 @@ def test_lines_are_texts_or_objects_with_ids_as_given(tmp_path):
         '{"_id": ["x"], "text": ""}',
     ]
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
-    assert list(command._read(str(tmp_path / "a.txt"))) == [
+    assert list(read_passages(str(tmp_path / "a.txt"))) == [
         ("1", "a"), ("2", ""), (7, "b"), ("4", "t c"), ("5", "{d} e"), (["x"], "")
     ]  # fmt: skip
     (tmp_path / "a.jsonl").write_text('{"_id": "1", "text": "a"\n')
     with pytest.raises(InputError, match=r"a.jsonl:1 is not JSON"):
-        list(command._read(str(tmp_path / "a.jsonl")))
-    hits = [Hit(Passage(True, "p"), 0.5), Hit(Passage("x", "q"), 0.25)]
-    assert command._text_of(Passage("1", "a"), hits) == "a\n    0.5000  true  p\n    0.2500  x  q"
-    assert json.loads(command._json_of(Passage(7, "a"), hits)) == {
-        "id": 7,
-        "query": "a",
-        "found": [{"id": True, "cosine": 0.5, "text": "p"}, {"id": "x", "cosine": 0.25, "text": "q"}],
-    }
+        list(read_passages(str(tmp_path / "a.jsonl")))
