@@ -229,7 +229,7 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
 
 def _check_no_spans(record: Record) -> None:
     """Raises: InputError if a record is a text with spans of characters, as doccano and others write them."""
-    is_text = isinstance(record.get("text"), str)
+    is_text = any(isinstance(record.get(name), str) for name in ("text", "data", "content"))
     for name in ("label", "labels", "entities", "spans", "annotations") if is_text else ():
         if isinstance(record.get(name), list):
             raise InputError(

@@ -6,8 +6,8 @@ A further .gz or .zst is ignored. Tab-separated values have no quoting: a quote 
 files. The columns of a CSV may be separated by semicolons, bars or tabs, as its header is.
 In CSV a quoted value may contain commas and line ends. Everything is UTF-8, with or without a byte order mark.
 
-A source is a file, a directory with a file for each split (of Parquet also several, as on the Hugging Face hub:
-hf://datasets/ORG/NAME/DIRECTORY), tfds:NAME[:VERSION], or two or three of them separated by
+A source is a file, a directory with a file for each split, itself or in data/ or its only folder (of Parquet also
+several, as on the Hugging Face hub: hf://datasets/ORG/NAME), tfds:NAME[:VERSION], or two or three of them separated by
 commas, for train, dev and test.
 """
 

@@ -3,10 +3,11 @@
 
 A directory or URL has corpus.jsonl and queries.jsonl, also compressed, or folders corpus/ and queries/ of such or of
 Parquet files, as on the Hugging Face hub. The judgements of a split are in qrels/SPLIT.tsv, or a file named after the
-split in qrels/, default/, data/ or beside the corpus: three columns with or without a header, TREC's four, JSON lines
-or Parquet. Source: Thakur et al. 2021.
+split in qrels/, default/, data/, beside the corpus, or in a directory with the same name and -qrels: three columns with
+or without a header, TREC's four, JSON lines or Parquet. Source: Thakur et al. 2021.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -114,13 +115,20 @@ def _plain_stem(path: str) -> str:
 def _find_qrels(place: str, split: str) -> list[str]:
     """Returns the files with the judgements of a split."""
     for pattern in _QRELS:
-        inside = readers.files_in(place, pattern)
-        paths = [path for path in inside if not readers.plain_name(path).startswith(("corpus", "queries"))]
-        for stem in _SPLITS[split]:
-            found = sorted(readers.named(paths, (stem,)), key=lambda path: not readers.is_tsv(path))
-            suffix = readers.plain_name(found[0]).rpartition(".")[2] if found else ""
-            if found:
-                return [path for path in found if readers.plain_name(path).endswith(suffix)]
+        if found := _qrels_among(readers.files_in(place, pattern), split):
+            return found
+    with contextlib.suppress(InputError):  # the hub has BEIR's own in a data set beside, such as BeIR/scifact-qrels
+        return _qrels_among(readers.files_in(f"{place.rstrip('/')}-qrels"), split)
+    return []
+
+
+def _qrels_among(inside: list[str], split: str) -> list[str]:
+    paths = [path for path in inside if not readers.plain_name(path).startswith(("corpus", "queries"))]
+    for stem in _SPLITS[split]:
+        found = sorted(readers.named(paths, (stem,)), key=lambda path: not readers.is_tsv(path))
+        if found:
+            suffix = readers.plain_name(found[0]).rpartition(".")[2]
+            return [path for path in found if readers.plain_name(path).endswith(suffix)]
     return []
 
 

@@ -103,6 +103,7 @@ def compressed(path):
         ),
         lambda path: (path / "qrels" / "test.tsv").rename(path / "test.tsv"),
         lambda path: (path / "queries.train.jsonl").write_text("{"),
+        lambda path: (path / "qrels").rename(f"{path}-qrels"),
     ],
 )
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -114,7 +115,8 @@ def test_layouts_of_beir(tmp_path, monkeypatch, change, is_remote):
         monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
         place = f"memory://{tmp_path}/set"
         memory = fsspec.filesystem("memory")
-        memory.put(f"{path}/", f"{tmp_path}/set/", recursive=True)
+        for folder in tmp_path.glob("set*"):
+            memory.put(f"{folder}/", f"{folder}/", recursive=True)
     found = read_texts(CONFIG, place, "test")
     assert texts(found) == [("find two",), ("T one",), ("two",)] and not found.counts
     assert found[0].relevant == {"d2": 2, "d1": 1} and [each.id for each in found] == ["q2", "d1", "d2"]
