@@ -23,7 +23,7 @@ from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.batches import Batching, choose_batching, row_group, train_batches
-from bert_jax.tasks.catalog import MakeTask, Own, make_task
+from bert_jax.tasks.catalog import MakeTask, Own
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
 from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
@@ -90,7 +90,7 @@ def finetune(
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
             metrics = finish(inputs, params, infer, mesh, workdir)
-        constant = constant_scores(made, data.train, data.evaluation)
+        constant = constant_scores(made, data.train, data.evaluation, inputs.own)
         outcome = FinetuneResult(metrics, made.metric, constant, best_step, 0, time.monotonic() - began)
         if this_job().is_first:
             run.reporter.publish()
@@ -140,7 +140,8 @@ def describe_finetuning(
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)
 
     def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
-        return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished)
+        size, own = _eval_rows(config), inputs.own
+        return evaluate(task, data.evaluation, infer, size, mesh, params, finished=finished, own=own)[0]
 
     def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
         return dataclasses.replace(finetuned_model(inputs, task, params), trained={"step": step, **(seen or {})})
@@ -192,16 +193,12 @@ def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, wor
     """
     config, task, _, data, _, _, own = inputs
     size = _eval_rows(config)
-    if task.tune is not None and data.evaluation:
-        first = data.evaluation[0]
-        predictions, _ = predict_split(task, first, infer, infer.ready(params), size, mesh, beat)
-        task = make_task(task.tune(first.examples, predictions), task.labels, own)
 
     def keep(split: Split, predictions: list[Prediction]) -> None:
         if this_job().is_first:
             task.write(workdir / "predictions", split.name, split.examples, predictions)
 
-    metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat)
+    metrics, task = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat, own)
     ready = infer.ready(params)
     for split in data.test:
         keep(split, predict_split(task, split, infer, ready, size, mesh, beat)[0])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes pieces of text as arrays of token ids on disk, and reads them by ranges of document hashes.
 
-A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `parts` (`DOCUMENT`
+A piece becomes files: `tokens` (flat ids), `sentences` (tokens of each) and `parts` (`DOCUMENT`
 records), in order of the documents' hashes. So the documents of a range are contiguous in every file. A fourth
 file, `lines`, has the sorted hashes of its lines, for counting exact copies.
 
@@ -10,6 +10,7 @@ So it can be cut into passages when all text is known (`unite`): docs/decisions/
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from bert_jax.data.instances import Document
 from bert_jax.data.order import mix
 from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources import corpus
-from bert_jax.storage import writing
+from bert_jax.storage import files, writing
 from bert_jax.text.tokenizer import Tokenizer
 
 PART_TOKENS = 1024  # a part of a document has as many, and fewer than twice as many
@@ -38,13 +39,27 @@ _BYTES_AT_ONCE = 4 << 20  # characters, as lines may be of any length
 def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokenizer, seed: int, language: str) -> None:
     """Writes the files of piece number `index` into `folder`, unless they are there.
 
+    There may be as many pieces as small files, so the disk is not waited for: what is lost with the power is not what
+    its checksums say, and is made again.
+
     Raises: InputError if the text cannot be read.
     """
-    if all(_file(folder, name, index).is_file() for name in ("lines", "parts")):
+    if _is_finished(folder, index):
         return
     encoded = encode_documents(corpus.read_piece(piece), tokenizer, seed, language)
-    for name in ("sentences", "tokens", "lines", "parts"):  # the last: now the piece is finished
-        writing.write_array(_file(folder, name, index), getattr(encoded, name))
+    for name in EncodedPiece._fields:
+        writing.write_array(_file(folder, name, index), getattr(encoded, name), durable=False)
+    sums = {name: files.masked_crc32c(array) for name, array in encoded._asdict().items()}
+    writing.write_json(folder / f"sums-{index:06d}.json", sums, durable=False)
+
+
+def _is_finished(folder: Path, index: int) -> bool:
+    """Returns whether the files of a piece are there and whole."""
+    try:
+        sums = json.loads((folder / f"sums-{index:06d}.json").read_bytes())
+        return all(files.masked_crc32c(np.load(_file(folder, name, index))) == known for name, known in sums.items())
+    except (OSError, ValueError, EOFError):
+        return False
 
 
 class EncodedPiece(NamedTuple):

@@ -17,7 +17,7 @@ from bert_jax.tasks.embeddings.search import BLOCK, nearest
 class Passage(NamedTuple):
     """A passage of a corpus."""
 
-    id: str
+    id: Any  # as given
     text: str
 
 

@@ -136,10 +136,13 @@ AnyPath: TypeAlias = str | os.PathLike | RemotePath
 
 
 def to_place(path: AnyPath) -> Place:
-    """Returns the place of a path or URL."""
+    """Returns the place of a path or URL. Raises: InputError if a URL names no bucket."""
     if isinstance(path, (Path, RemotePath)):
         return path
-    return RemotePath(os.fspath(path)) if stores.is_remote(os.fspath(path)) else Path(path)
+    if not stores.is_remote(os.fspath(path)):
+        return Path(path)
+    stores.check_bucket(os.fspath(path))
+    return RemotePath(os.fspath(path))
 
 
 def check_no_pattern(place: Place) -> None:

@@ -53,8 +53,16 @@ def protocol_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
+def check_bucket(url: str) -> None:
+    """Raises: InputError if a URL names no bucket or host; libraries of stores ask for the empty one for ever."""
+    protocol, _, rest = url.partition("://")
+    if protocol.lower() in ("gs", "gcs", "s3", "s3a", "http", "https", "hf") and not rest.partition("/")[0].strip():
+        raise InputError(f"{url} names no bucket or host; write it after {protocol}://, as in {protocol}://NAME/PATH")
+
+
 def file_system(url: str) -> tuple[FileSystem, str]:
-    """Returns the fsspec file system of a URL, and the file's path in it."""
+    """Returns the fsspec file system of a URL, and the file's path in it. Raises: InputError as `check_bucket`."""
+    check_bucket(url)
     see_writes_of_others()
     import fsspec.core  # slow, and seldom needed
 

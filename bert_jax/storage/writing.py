@@ -21,11 +21,13 @@ WRITTEN_LAST = ("manifest.json", "checksums.json")  # complete a directory: of a
 
 
 @contextlib.contextmanager
-def atomic_path(path: AnyPath) -> Iterator[Path]:
+def atomic_path(path: AnyPath, durable: bool = True) -> Iterator[Path]:
     """Yields a temporary name beside `path`, and renames it to `path` if the block ends without an error.
 
     A reader never sees half a file. If the disk is full, the old file stays. The temporary file is removed when the
     block fails. For a URL the temporary file is on this machine, and is uploaded.
+
+    Unless it is `durable`, the file may be lost or damaged if the power fails, and the disk is not waited for.
     """
     path = to_place(path)
     if isinstance(path, RemotePath):
@@ -37,10 +39,11 @@ def atomic_path(path: AnyPath) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
+        if durable:
+            sync(temporary)
         os.replace(temporary, path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -191,13 +194,13 @@ def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
     return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
 
 
-def write_json(path: AnyPath, value: object) -> None:
-    """Writes `value` as indented JSON with sorted keys, whole or not at all."""
-    with atomic_path(path) as temporary:
+def write_json(path: AnyPath, value: object, durable: bool = True) -> None:
+    """Writes `value` as indented JSON with sorted keys, whole or not at all; `durable` as in `atomic_path`."""
+    with atomic_path(path, durable) as temporary:
         temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_array(path: AnyPath, array: np.ndarray) -> None:
-    """Writes an array as a `.npy` file, whole or not at all."""
-    with atomic_path(path) as temporary, open(temporary, "wb") as stream:
+def write_array(path: AnyPath, array: np.ndarray, durable: bool = True) -> None:
+    """Writes an array as a `.npy` file, whole or not at all; `durable` as in `atomic_path`."""
+    with atomic_path(path, durable) as temporary, open(temporary, "wb") as stream:
         np.save(stream, array)

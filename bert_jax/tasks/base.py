@@ -107,8 +107,8 @@ class Task:
     find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
     # Training examples -> the settings for all others. None if the settings do not depend on them.
     settle: Callable[[Sequence[Example]], TaskConfig] | None = None
-    # Examples with labels, and predictions -> the settings for further predictions, such as a threshold. None if the
-    # task has nothing to tune.
+    # Examples with labels, and predictions -> the settings for further predictions, such as a threshold; at each
+    # evaluation. None if the task has nothing to tune.
     tune: Callable[[Sequence[Example], Sequence[Prediction]], TaskConfig] | None = None
 
     @property

@@ -31,11 +31,13 @@ from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
           ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
           ("question", "sentence"), ("question", "passage"))  # fmt: skip
-_TEXTS = ("text", "sentence", "content", "review", "question", "comment", "body", "document")
+_TEXTS = ("text", "sentence", "content", "review", "question", "comment", "comment_text", "body",
+          "document")  # fmt: skip
 _FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))  # of a text alone, or of one whose second is named
 CLASS_COLUMNS = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
 _NUMBERS = ("score", "label", "similarity_score", "relatedness_score", "similarity", "rating", "value", "target")
 _IDS = ("index", "idx", "id", "guid", "pair_id")
+_HOT = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}  # whether a label holds
 
 
 # Tasks for data of one's own
@@ -179,10 +181,15 @@ def read_texts(
         )
     label = config.label_column or find_column(usual_labels, table.columns)
     label = label if label in table.columns else ""
-    if not label and split != "test":
+    # A column for each label: those that the settings name.
+    each_label = () if config.label_column else labels_of(config)
+    each_label = each_label if set(each_label) <= {*table.columns} else ()
+    if not label and not each_label and split != "test":
+        hot = [name for name in table.columns if all(_is_hot(record.get(name)) is not None for record in table.records)]
+        several = f", or task.labels to those with a 0 or 1 for each label ({','.join(hot)[:200]})"
         raise InputError(
             f"{path} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
-            f"{listed_columns(table.columns)}: set task.label_column to one of them"
+            f"{listed_columns(table.columns)}: set task.label_column to one of them{several if len(hot) > 1 else ''}"
         )
     if label and label in (text, second):
         raise InputError(f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column")
@@ -198,6 +205,8 @@ def read_texts(
     records = agreed or table.records
 
     def label_of(record: Record) -> Any:
+        if each_label:
+            return convert(_shares_of(each_label, record), record.where)
         value = convert(texts.named_class(record.get(label), classes.get(label)), record.where)
         is_hidden = split == "test" and hidden and as_number(str(value)) == as_number(hidden)
         return None if is_hidden or (may_disagree and value == UNAGREED) else value
@@ -214,11 +223,32 @@ def read_texts(
             for position, record in enumerate(records)
         ),
         {"skipped: too few columns": table.skipped, "skipped: no agreed label": len(table.records) - len(records)},
-        (text, second, label),
+        (text, second, *(each_label or (label,))),
     )
     if split != "test":
         check_labelled(examples)
     return examples
+
+
+def _shares_of(names: Sequence[str], record: Record) -> dict[str, float] | None:
+    """Returns the number of each label from its column; None if they are withheld, as by -1.
+
+    Raises: InputError if one is missing, or not a number.
+    """
+    shares: dict[str, float | None] = {}
+    for name in names:
+        share = _is_hot(record.get(name))
+        shares[name] = label_number(record.get(name), record.where) if share is None else share
+    if all(share in (None, -1) for share in shares.values()):
+        return None
+    if missing := next((name for name, share in shares.items() if share is None), ""):
+        raise InputError(f"{record.where} has nothing in column {missing!r} of task.labels; write 0 or 1")
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _is_hot(value: object) -> float | None:
+    """Returns a value that is 0 or 1 in any spelling as a number; None for others."""
+    return _HOT.get(str(value).strip().lower())
 
 
 def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str]:

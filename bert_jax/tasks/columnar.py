@@ -72,8 +72,12 @@ def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
     TFDS stores them, and so does Parquet written by Hugging Face's datasets; other files have names.
     """
     if is_parquet(place):
-        source = files.expand_globs(place)[0]
-        return parquet.read_classes(urls.local_copy(source), source)
+        first, *others = files.expand_globs(place)
+        classes = parquet.read_classes(urls.local_copy(first), first)
+        for source in others:
+            if parquet.read_classes(urls.local_copy(source), source) != classes:
+                raise InputError(f"{source} has other names of classes than {first}; write both with the same features")
+        return classes
     if not is_tfds(place):
         return {}
     builder, _, _ = tfds_text.open_builder(place)

@@ -19,6 +19,7 @@ from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
+from bert_jax.tasks.catalog import USUAL, Own, make_task
 from bert_jax.tasks.layouts import Layout, Limits, Sizes, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -116,6 +117,20 @@ def predict_split(
 
     `ready` is the result of `infer.ready` for the parameters. `finished` is called after each batch.
     """
+    outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
+    return task.decode(split.examples, split.rows, outputs), loss
+
+
+def _compute_split(
+    task: Task,
+    split: Split,
+    infer: Inference,
+    ready: PyTree,
+    batch_size: int,
+    mesh: Mesh,
+    finished: Callable[[], object],
+) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Returns the outputs for each row of a split, and the loss if the labels are known."""
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
     layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh, infer.one_shape)
@@ -139,7 +154,7 @@ def predict_split(
             pair[0] += float(total)
             pair[1] += float(weight)
     loss = {name: value for name, value in mean_metrics(sums).items() if name == "loss"}
-    return task.decode(split.examples, split.rows, outputs), loss
+    return outputs, loss
 
 
 def ahead(items: Iterable[Item], count: int = 1) -> Iterator[Item]:
@@ -161,31 +176,48 @@ def evaluate(
     params: Params,
     keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
     finished: Callable[[], object] = lambda: None,
-) -> dict[str, float]:
-    """Returns the task's metrics on every split; from the second split on, names end with the split's name.
+    own: Own = USUAL,
+) -> tuple[dict[str, float], Task]:
+    """Returns the task's metrics on every split, and the task; from the second split on, names end with the split's.
 
-    `keep` is called with each split and its predictions, and `finished` after each batch.
+    If the task tunes settings, such as thresholds, they are tuned on the first split, for all: the metrics of every
+    evaluation, by which the best model is chosen, are those that the model has when it is used.
+
+    `keep` is called with each split and its predictions, and `finished` after each batch. `own` is the user's.
     """
     metrics: dict[str, float] = {}
     ready = infer.ready(params)
     for split in splits:
-        predictions, loss = predict_split(task, split, infer, ready, batch_size, mesh, finished)
+        outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
+        task, predictions = _decode(task, split, outputs, own, tunes=split is splits[0])
         keep(split, predictions)
         metrics |= _named(loss | task.score(split.examples, predictions), split, splits)
-    return metrics
+    return metrics, task
 
 
-def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
+def _decode(
+    task: Task, split: Split, outputs: Sequence[np.ndarray], own: Own, tunes: bool
+) -> tuple[Task, list[Prediction]]:
+    """Returns the predictions of a split and the task, whose settings they tune if `tunes`."""
+    predictions = task.decode(split.examples, split.rows, outputs)
+    if tunes and task.tune is not None:
+        task = make_task(task.tune(split.examples, predictions), task.labels, own)
+        predictions = task.decode(split.examples, split.rows, outputs)
+    return task, predictions
+
+
+def constant_scores(task: Task, train: Split, splits: Sequence[Split], own: Own = USUAL) -> dict[str, float]:
     """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
+    Settings are tuned as in `evaluate`.
     """
     constant = task.head.constant([row.label for row in train.rows if row.label is not None], task.num_outputs)
     metrics: dict[str, float] = {}
     for split in splits:
         tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
         outputs = [unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)]
-        predictions = task.decode(split.examples, split.rows, outputs)
+        task, predictions = _decode(task, split, outputs, own, tunes=split is splits[0])
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics
 

@@ -73,7 +73,8 @@ def read_labels(separator: str, value: object, where: str) -> dict[str, float] |
     if twice or (isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip())):
         raise InputError(
             f"{where}: labels {value!r:.60} are a list as Python writes it, or a 0 or 1 for each label; give the names "
-            f"that hold, with {separator!r} between them, or as a list in JSON lines"
+            f"that hold, with {separator!r} between them, or as a list in JSON lines; or set task.labels to the names "
+            "in the order of the numbers of such a list"
         )
     return dict.fromkeys(names, 1.0)
 

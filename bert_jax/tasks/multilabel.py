@@ -2,7 +2,8 @@
 """Texts and pairs with any number of labels each: a probability and a threshold for every label.
 
 Labels are lists in JSON lines and other data with lists, or names in one column with `task.label_separator` between
-them; an object gives each label a probability. Thresholds are chosen on dev, for the best F1 of each label.
+them; an object gives each label a probability. With `task.labels` they are also lists with a 0 or 1 for each of these,
+or columns of such with their names. Thresholds are chosen on dev, for the best F1 of each label.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         head=MULTILABEL,
         labels=labels,
         metric=choose_metric(config, METRICS),
-        read=partial(read_texts, config, _LABELS, partial(read_labels, separator), ""),
+        read=partial(read_texts, config, _LABELS, partial(_read_labels, separator, labels_of(config)), ""),
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(make_rows, config, partial(_target, labels)),
         decode=partial(_decode, labels, thresholds or (0.5,) * len(labels)),
@@ -64,9 +65,25 @@ def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     )
 
 
+def _read_labels(separator: str, labels: Sequence[str], value: object, where: str) -> dict[str, float] | None:
+    """Returns the labels of a record; a list with a 0 or 1 for each of `labels`, which are names, is in their order.
+
+    Raises: InputError as `read_labels`.
+    """
+    is_hot = isinstance(value, list) and len(value) == len(labels) and all(share in (0, 1) for share in value)
+    if isinstance(value, list) and is_hot and not {"0", "1", "true", "false"} & {*labels}:
+        return {name: float(share) for name, share in zip(labels, value)}
+    return read_labels(separator, value, where)
+
+
 def _find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     names = sorted({name for example in examples for name in example.label or ()})
     given = sum(len(example.label or ()) for example in examples)
+    if names in (["0", "1"], ["false", "true"]) and given == 2 * len(examples):
+        raise InputError(
+            f"{examples[0].where}: all examples have the labels {names[0]} and {names[1]}, so they look like a 0 or 1 "
+            "for each of two labels; set task.labels to their two names in this order, or give the names that hold"
+        )
     if not names or 2 * len(names) > max(given, 40):
         raise InputError(
             f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; check "
@@ -151,7 +168,7 @@ def _tune(
 
 def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:
     """Returns the best midpoint of two neighbouring probabilities; of equally good ones, the one nearest to 0.5."""
-    if not truth.any():
+    if not truth.any() or not np.isfinite(shares).all():  # of a model that has diverged
         return 0.5
     order = np.argsort(-shares, kind="stable")
     right, values = np.cumsum(truth[order]), shares[order]

@@ -8,7 +8,7 @@ from bert_jax.data.sources.formats import check_encoding
 from bert_jax.errors import InputError
 
 _NAMES = {".arrow": "Arrow", ".xlsx": "Excel", ".xls": "Excel"}
-_MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"PK\x03\x04": "Excel or a zip", b"\xd0\xcf\x11\xe0": "Excel"}
+_MAGIC = {b"PAR1": "Parquet", b"PK\x03\x04": "Excel or a zip", b"\xd0\xcf\x11\xe0": "Excel"}
 
 
 def check_names(paths: Sequence[str]) -> None:

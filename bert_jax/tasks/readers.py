@@ -6,13 +6,14 @@ A further .gz or .zst is ignored. Tab-separated values have no quoting: a quote 
 files. The columns of a CSV may be separated by semicolons, bars or tabs, as its header is.
 In CSV a quoted value may contain commas and line ends. Everything is UTF-8, with or without a byte order mark.
 
-A source is a file, a directory with a file for each split (of Parquet also several, as on the Hugging Face hub:
-hf://datasets/ORG/NAME/DIRECTORY), tfds:NAME[:VERSION], or two or three of them separated by
+A source is a file, a directory with a file for each split, itself or in data/ or its only folder (of Parquet also
+several, as on the Hugging Face hub: hf://datasets/ORG/NAME), tfds:NAME[:VERSION], or two or three of them separated by
 commas, for train, dev and test.
 """
 
 import contextlib
 import csv
+import glob
 import io
 import json
 import os
@@ -91,9 +92,9 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     sources = files.split_places(source)
     if len(sources) == 1:
         first = next(iter(names))
-        if not _is_one_place(source):
+        if not is_one_place(source):
             return _find_tfds_split(source, names[split]) if is_tfds(source) else _find_file(source, split, names)
-        called = next((name for name, stems in names.items() if _named([source], stems)), first)
+        called = next((name for name, stems in names.items() if named([source], stems)), first)
         return source if split == called else ""
     groups: dict[str, str] = {}  # dev_matched and dev_mismatched share one source, a file for the first
     for name in names:
@@ -101,12 +102,12 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     if len(sources) > len(groups) or not all(sources):
         raise InputError(f"data {source!r} is not {','.join(groups)} in this order; give as many, with commas")
     own_source = dict(zip(groups, sources)).get(split.partition("_")[0], "")
-    if not own_source or _is_one_place(own_source):
+    if not own_source or is_one_place(own_source):
         return own_source if split in groups.values() else ""
     return find_split_file(own_source, split, names)
 
 
-def _is_one_place(path: str) -> bool:
+def is_one_place(path: str) -> bool:
     """Returns whether the source is a single split: a file, or a data set with the name of a split."""
     if is_tfds(path):
         return bool(tfds_text.open_builder(path)[1])
@@ -128,29 +129,56 @@ def _find_tfds_split(source: str, stems: Sequence[str]) -> str:
 
 
 def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
-    if urls.is_remote(directory):
-        paths = files.expand_globs(f"{directory.rstrip('/')}/*")
-    else:
-        paths = sorted(entry.path for entry in os.scandir(directory) if entry.is_file())
-    named = _named(paths, names[split])
-    if not named and not any(_named(paths, stems) for stems in names.values()):
-        wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
-        not_tables.check_names(paths)
-        raise InputError(
-            f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
-            "files so, or give TRAIN_FILE,DEV_FILE"
-        )
-    if len(named) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in named}) == 1:
+    directory, paths = _in_folder(directory, names)
+    found = named(paths, names[split])
+    if len(found) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}) == 1:
         return f"{wholes.pop()}.parquet"
-    if len(named) > 1:
+    if len(found) > 1:
         raise InputError(
-            f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, named))}; "
+            f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, found))}; "
             "give TRAIN_FILE,DEV_FILE"
         )
-    return named[0] if named else ""
+    return found[0] if found else ""
 
 
-def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
+def _in_folder(directory: str, names: Mapping[str, Sequence[str]]) -> tuple[str, list[str]]:
+    """Returns the directory that has files for the splits, and its files: this one, its data/ or only other one."""
+
+    def has_splits(paths: Sequence[str]) -> bool:
+        return any(named(paths, stems) for stems in names.values())
+
+    paths = files_in(directory)
+    if has_splits(paths):
+        return directory, paths
+    folders: dict[str, list[str]] = {}  # as data sets of the hub have them
+    for path in files_in(directory, "*/*"):
+        folders.setdefault(path.rpartition("/")[0], []).append(path)
+    folders = {folder: inside for folder, inside in folders.items() if has_splits(inside)}
+    chosen = next((folder for folder in folders if folder.endswith("/data")), "")
+    if len(folders) == 1 or chosen:
+        chosen = chosen or next(iter(folders))
+        return chosen, folders[chosen]
+    if folders:
+        raise InputError(
+            f"directory {directory} has several folders with data, {', '.join(list(folders)[:8])}; give one of them"
+        )
+    wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
+    not_tables.check_names(paths)
+    raise InputError(
+        f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
+        "files so, or give TRAIN_FILE,DEV_FILE"
+    )
+
+
+def files_in(directory: str, pattern: str = "*") -> list[str]:
+    """Returns the files of a directory or URL that match a pattern below it, sorted."""
+    if urls.is_remote(directory):
+        return sorted(urls.remote_glob(f"{directory.rstrip('/')}/{pattern}"))
+    matches = glob.glob(f"{glob.escape(directory.rstrip('/') or '/')}/{pattern}", recursive=True)
+    return sorted(path for path in matches if os.path.isfile(path))
+
+
+def named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
     """Returns the files named like one of `stems`, or else the files whose names end with one."""
     known = [path for path in paths if plain_name(path).endswith(_SUFFIXES)]
     for before in ("", r"(.*[^a-z])?"):

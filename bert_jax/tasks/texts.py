@@ -60,12 +60,19 @@ def text_of(record: Record, column: str) -> str:
 
 
 def named_class(value: object, classes: Sequence[str] | None) -> object:
-    """Returns the name of a class that a data set stores as a number; None if the number is hidden (-1)."""
+    """Returns the name of a class that a data set stores as a number; None if the number is hidden (-1).
+
+    Raises: InputError if no class has the number.
+    """
     if classes and isinstance(value, list):
         return [named_class(item, classes) for item in value]
+    if classes and isinstance(value, float) and value.is_integer():  # as pandas stores integers if some are missing
+        value = int(value)
     if not classes or not isinstance(value, int):
         return value
-    return classes[value] if 0 <= value < len(classes) else None
+    if not -1 <= value < len(classes):
+        raise InputError(f"label {value} is not the number of one of the classes {', '.join(classes)[:80]}; correct it")
+    return classes[value] if value >= 0 else None
 
 
 def id_of(value: object, place: int) -> int | str:

@@ -8,9 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
-from bert_jax.data.sources.formats import check_encoding, check_line_ends, read_line
+from bert_jax.data.sources.formats import check_encoding, check_line_ends, is_json_lines, read_line
 from bert_jax.errors import InputError
 from bert_jax.storage.files import NOT_UTF8, open_binary, reading
 from bert_jax.storage.places import to_place
@@ -68,6 +68,28 @@ def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
                     f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
                 ) from None
             yield f"{name}{number}", text.strip()
+
+
+def read_passages(path: str) -> Iterator[tuple[Any, str]]:
+    """Yields the id and the text of each line: a text, or an object with "text" and, if it has them, "_id" and "title".
+
+    The id is as given, or else the number of the line, as a text. Raises: InputError, with its line, at an object
+    without a text, and in a file of JSON lines at one that is not JSON; elsewhere that is a text.
+    """
+    with open_lines(path) as stream:
+        for number, (where, line) in enumerate(read_input(stream, path), 1):
+            value = None
+            if line.startswith("{"):
+                with contextlib.nullcontext() if is_json_lines(path) else contextlib.suppress(InputError):
+                    value = parse_json(line, where)
+            if value is None:
+                yield str(number), line
+                continue
+            if not isinstance(value.get("text"), str):
+                raise InputError(f'{where}: the object has no "text" that is a text; write {{"text": "..."}}')
+            title, given = value.get("title"), value.get("_id")
+            text = f"{title} {value['text']}" if isinstance(title, str) else value["text"]
+            yield str(number) if given is None else given, text.strip()
 
 
 def parse_line(line: str, where: str, is_words: bool) -> object:

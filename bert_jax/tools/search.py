@@ -3,22 +3,20 @@
 
 bert_jax search --checkpoint=DIR --corpus=FILE --queries=FILE|- --k=10
 
-A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. Passages
-without an id are counted from 1. The search is exact. The corpus is read once, and may be larger than memory.
+A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. What has no
+id has the number of its line, from 1. Each line of queries has a result, which is empty for a blank one; blank passages
+are not found. The search is exact. The corpus is read once, and may be larger than memory.
 """
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from bert_jax.devices.allocator import reuse_freed_memory
-from bert_jax.errors import InputError
 from bert_jax.storage.writing import check_file
-from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import open_lines, open_writer, read_input
+from bert_jax.tools.lines import open_writer, read_passages
 from bert_jax.tools.shared_flags import define_checkpoint, define_format, define_long_texts
 
 if TYPE_CHECKING:
@@ -42,43 +40,30 @@ def main() -> None:
         check_file(OUTPUT.value, CORPUS.value, QUERIES.value)
     show = _json_of if is_json(OUTPUT.value) else _text_of
     reuse_freed_memory()
-    from bert_jax.inference.search import search
+    from bert_jax.inference.search import Passage, search
 
-    queries = [query.text for query in _read(QUERIES.value)]
+    queries = [Passage(*query) for query in read_passages(QUERIES.value)]
+    asked = [query.text for query in queries if query.text]
     bert = cli.load_model(CHECKPOINT.value)
-    results = search(bert, queries, _read(CORPUS.value), K.value, long_texts=LONG_TEXTS.value)
+    corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
+    results = iter(search(bert, asked, corpus, K.value, long_texts=LONG_TEXTS.value))
     with open_writer(OUTPUT.value) as write:
-        for query, hits in zip(queries, results):
-            write(show(query, hits))
+        for query in queries:
+            write(show(query, next(results) if query.text else []))
 
 
-def _read(path: str) -> Iterator["Passage"]:
-    """Yields the texts of a file. Raises: InputError, with its line, at one that is not a text."""
-    from bert_jax.inference.search import Passage
-
-    with open_lines(path) as stream:
-        for number, (where, line) in enumerate(read_input(stream, path), 1):
-            if not line.startswith("{"):
-                if line:
-                    yield Passage(str(number), line)
-                continue
-            value = parse_json(line, where)
-            assert isinstance(value, dict)
-            if not isinstance(value.get("text"), str):
-                raise InputError(f'{where}: the object has no "text" that is a text; write {{"text": "..."}}')
-            title = value.get("title")
-            text = f"{title} {value['text']}".strip() if isinstance(title, str) else value["text"]
-            yield Passage(str(value.get("_id", number)), text)
-
-
-def _json_of(query: str, hits: "list[Hit]") -> str:
+def _json_of(query: "Passage", hits: "list[Hit]") -> str:
     results = [{"id": hit.passage.id, "cosine": round(hit.cosine, 6), "text": hit.passage.text} for hit in hits]
-    return json.dumps({"query": query, "found": results}, ensure_ascii=False)
+    return json.dumps({"id": query.id, "query": query.text, "found": results}, ensure_ascii=False)
 
 
-def _text_of(query: str, hits: "list[Hit]") -> str:
-    lines = [f"{hit.cosine:.4f}  {hit.passage.id}  {hit.passage.text[:_SHOWN]}" for hit in hits]
-    return "\n    ".join([query, *lines])
+def _text_of(query: "Passage", hits: "list[Hit]") -> str:
+    lines = [f"{hit.cosine:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits]
+    return "\n    ".join([query.text, *lines])
+
+
+def _id_of(passage: "Passage") -> str:
+    return passage.id if isinstance(passage.id, str) else json.dumps(passage.id, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -131,9 +131,9 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
                 f"teacher.checkpoint {path} has other tokens than the student; give one that reads the same ids"
             )
         if sorted(teacher.labels) != sorted(about.labels):
-            theirs, ours = (", ".join(labels)[:80] for labels in (teacher.labels, about.labels))
+            theirs, ours = (", ".join(labels)[:80] or "none" for labels in (teacher.labels, about.labels))
             raise InputError(
-                f"teacher.checkpoint {path} has the classes {theirs}, and the student {ours}; give the same"
+                f"teacher.checkpoint {path} has the classes {theirs}, and the student has {ours}; give the same"
             )
         init = partial(init_params, teacher.config, head=head, num_outputs=about.num_outputs)
         if _shapes(teacher.params, head) != _shapes(jax.eval_shape(init, jax.random.key(0)), head):

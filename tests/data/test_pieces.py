@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents go to splits and shards by the hash of their text."""
 
+import functools
+
 import numpy as np
 import pytest
 from conftest import ROOT
 
 from bert_jax.data import pieces, prepare
 from bert_jax.data.prepare import PrepareOptions
+from bert_jax.data.sources import corpus
 from bert_jax.text.tokenizer import load_tokenizer
 
 
@@ -102,3 +105,22 @@ def test_sentences_are_encoded_some_at_a_time_with_the_same_result(monkeypatch):
     monkeypatch.setattr(pieces, "_BYTES_AT_ONCE", 50)
     for ours, theirs in zip(pieces.encode_documents(documents, tokenizer, 0, "en"), whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("array", [*pieces.EncodedPiece._fields, "sums"])
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-8] + bytes(8)])
+def test_a_piece_that_is_damaged_since_the_power_failed_is_made_again(tmp_path, array, damage):
+    tokenizer = load_tokenizer(ROOT / "tests/fixtures/tokenizer")
+    (tmp_path / "a.txt").write_text("The ban ran.\nIt sat on it.\n\nThe ban sat.\n")
+    (plan,) = corpus.plan_pieces(str(tmp_path / "a.txt"))
+    make = functools.partial(pieces.write_piece, tmp_path, 0, plan, tokenizer, 0, "en")
+    make()
+    whole = {path: path.read_bytes() for path in tmp_path.glob("*-000000.*")}
+    assert len(whole) == 5
+    (place,) = tmp_path.glob(f"{array}-000000.*")
+    place.write_bytes(damage(whole[place]))
+    make()
+    assert {path: path.read_bytes() for path in whole} == whole
+    before = place.stat().st_mtime_ns
+    make()
+    assert place.stat().st_mtime_ns == before

@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import signal
@@ -186,7 +187,7 @@ prepare.prepare(*sys.argv[1:4], options, num_workers=1)
 """
 
 
-@pytest.mark.parametrize("num_files", [[0, 2], [9, 1, 8], [26], [29, 0]])
+@pytest.mark.parametrize("num_files", [[0, 2], [9, 1, 8], [26], [34, 0]])
 def test_a_killed_run_goes_on_and_ends_the_same(tmp_path, prepared, text, vocab, num_files):
     for number in num_files:  # files that each run writes before it is killed
         command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), str(number)]
@@ -197,7 +198,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path, prepared, text, vocab,
 
 
 def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, monkeypatch):
-    command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), "31"]
+    command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), "36"]
     subprocess.run(command, stderr=subprocess.DEVNULL)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0?????.npy")}
     for marker in tmp_path.rglob("train-*.json"):
@@ -207,6 +208,18 @@ def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, mon
     monkeypatch.setattr(building.shutil, "rmtree", lambda path, **_: None)
     prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
     assert all(path.stat().st_mtime_ns == time_of for path, time_of in written.items())
+
+
+def test_the_disk_is_waited_for_as_often_however_many_files_there_are(tmp_path, vocab, monkeypatch):
+    counts, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: counts.append(1) or fsync(descriptor))
+    waits = []
+    for num_files in (2, 30):
+        text = write_text(tmp_path / f"text{num_files}", num_files, 60 // num_files)
+        prepare.prepare(text, vocab, str(tmp_path / f"data{num_files}"), OPTIONS, num_workers=1)
+        waits.append(len(counts))
+        counts.clear()
+    assert waits[0] == waits[1] > 10
 
 
 def test_a_complete_data_set_is_left_alone(tmp_path, prepared, text, vocab, capsys):

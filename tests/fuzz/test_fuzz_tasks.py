@@ -166,6 +166,10 @@ def make_graded(directory: Path) -> None:
     (directory / "train.tsv").write_text("sentence1\tsentence2\tscore\n" + rows)
 
 
+def make_sentences(directory: Path) -> None:
+    (directory / "train.txt").write_text("the ban ran\nthe town\tsat\n\nthe sea\n")
+
+
 def make_beir(directory: Path) -> None:
     texts = [{"_id": str(row), "title": "the", "text": " ".join(WORDS[row:])} for row in range(4)]
     for name in ("corpus", "queries"):
@@ -212,6 +216,7 @@ READERS = [
     Reader("regression", make_regression, lambda path: read_task(path, "regression"), ("train.tsv",), 150),
     Reader("triplets", make_triplets, lambda path: read_task(path, "embeddings"), ("train.jsonl",), 150),
     Reader("graded", make_graded, lambda path: read_task(path, "embeddings"), ("train.tsv",), 150),
+    Reader("sentences", make_sentences, lambda path: read_task(path / "train.txt", "embeddings"), ("train.txt",), 100),
     Reader("beir", make_beir, read_beir, ("*.jsonl", "qrels/*.tsv"), 200),
     Reader("score-squad", make_squad, score_squad, ("*.json",), 300),
     *(submission(name, 100) for name in ("sst2", "stsb", "mnli")),

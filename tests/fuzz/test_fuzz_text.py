@@ -22,7 +22,7 @@ from bert_jax.storage.files import zstd
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.text.wordpiece import WordPiece
-from bert_jax.tools.lines import open_lines, parse_line, read_input
+from bert_jax.tools.lines import open_lines, parse_line, read_input, read_passages
 
 TEXT = 'The "ban" ran [MASK] naïve 漢字 Straße 9.5 ' + "b" * 300
 WIKI = "".join(
@@ -111,6 +111,13 @@ READERS = [
         lambda path: use_lines(path / "x.jsonl"),
         ("x.jsonl",),
         250,
+    ),
+    Reader(
+        "passages",
+        write("x.txt", '{"_id": 1, "title": "t", "text": "ban"}\n\n{a} ban\nran\n'),
+        lambda path: list(read_passages(str(path / "x.txt"))),
+        ("x.txt",),
+        100,
     ),
 ]
 

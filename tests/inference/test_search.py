@@ -12,6 +12,7 @@ from builders import make_pretrained
 from bert_jax import InputError, load_pretrained, sentence_embeddings
 from bert_jax.inference import search as module
 from bert_jax.inference.search import Passage, search
+from bert_jax.tools.lines import read_passages
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +46,54 @@ def test_chunks_change_nothing(model, monkeypatch):
 def test_the_command(model, tmp_path):
     lines = [json.dumps({"_id": f"d{n}", "title": "", "text": text}) for n, text in enumerate(TEXTS)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    command = [sys.executable, "-m", "bert_jax", "search", f"--checkpoint={model}", f"--corpus={tmp_path}/corpus.jsonl"]
-    done = subprocess.run([*command, "--k=2"], input=f"{TEXTS[3]}\n\n{TEXTS[5]}\n", text=True, capture_output=True)
+    arguments = [
+        sys.executable,
+        "-m",
+        "bert_jax",
+        "search",
+        f"--checkpoint={model}",
+        f"--corpus={tmp_path}/corpus.jsonl",
+    ]
+    done = subprocess.run([*arguments, "--k=2"], input=f"{TEXTS[3]}\n\n{TEXTS[5]}\n", text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == TEXTS[3] and lines[1].startswith("    1.0000  d3  ") and lines[4].startswith("    1.0000  d5  ")
+    assert lines[0] == TEXTS[3] and lines[1].startswith("    1.0000  d3  ")
+    assert lines[3:5] == ["", TEXTS[5]] and lines[5].startswith("    1.0000  d5  ")
     output = f"--output={tmp_path}/found.jsonl"
-    done = subprocess.run([*command, output], input=TEXTS[3], text=True, capture_output=True)
+    done = subprocess.run([*arguments, output], input=TEXTS[3], text=True, capture_output=True)
     found = json.loads((tmp_path / "found.jsonl").read_text())
-    assert found["query"] == TEXTS[3] and found["found"][0] == {"id": "d3", "cosine": 1.0, "text": TEXTS[3]}
+    assert (found["id"], found["query"]) == ("1", TEXTS[3])
+    assert found["found"][0] == {
+        "id": "d3",
+        "cosine": 1.0,
+        "text": TEXTS[3],
+    }
+    (tmp_path / "corpus.jsonl").write_text('{"_id": true, "text": "ban"}\n\n{"_id": [7], "text": "ban"}\nban\n')
+    done = subprocess.run(arguments, input='{"_id": 5, "text": "ban"}', text=True, capture_output=True)
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == ["true", "[7]", "4"]
+    done = subprocess.run([*arguments, output], input='\n{"_id": 5, "text": "ban"}', text=True, capture_output=True)
+    blank, found = map(json.loads, (tmp_path / "found.jsonl").read_text().splitlines())
+    assert blank == {"id": "1", "query": "", "found": []} and found["id"] == 5
+    assert [each["id"] for each in found["found"]] == [True, [7], "4"]
     (tmp_path / "corpus.jsonl").write_text('a\n{"title": "b"}\n')
-    done = subprocess.run(command, input="a", text=True, capture_output=True)
+    done = subprocess.run(arguments, input="a", text=True, capture_output=True)
     assert done.returncode == 1 and 'corpus.jsonl:2: the object has no "text"' in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_lines_are_texts_or_objects_with_ids_as_given(tmp_path):
+    lines = [
+        "a",
+        "",
+        '{"_id": 7, "text": " b "}',
+        '{"_id": null, "title": "t", "text": "c"}',
+        "{d} e",
+        '{"_id": ["x"], "text": ""}',
+    ]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
+    assert list(read_passages(str(tmp_path / "a.txt"))) == [
+        ("1", "a"), ("2", ""), (7, "b"), ("4", "t c"), ("5", "{d} e"), (["x"], "")
+    ]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text('{"_id": "1", "text": "a"\n')
+    with pytest.raises(InputError, match=r"a.jsonl:1 is not JSON"):
+        list(read_passages(str(tmp_path / "a.jsonl")))

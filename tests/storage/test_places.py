@@ -18,7 +18,7 @@ from bert_jax.storage.files import read_json
 from bert_jax.storage.locks import writing as locked
 from bert_jax.storage.places import UNFINISHED, RemotePath, is_taken, to_place, upload_directory
 from bert_jax.storage.resolve import resolve
-from bert_jax.storage.urls import local_directory
+from bert_jax.storage.urls import local_copy, local_directory
 
 
 @pytest.fixture
@@ -50,6 +50,14 @@ def test_a_url_is_a_remote_place_and_a_path_is_not(tmp_path):
     assert str(to_place("gs://bucket").parent) == "gs://bucket"
     with pytest.raises(TypeError):
         os.fspath(place)  # so that open() and pathlib never take it for a local name
+
+
+@pytest.mark.parametrize("url", ["gs://", "gs:///", "gs:///run", "s3://", "gcs:///a/b", "hf://", "https:///a.txt"])
+def test_a_url_without_a_bucket_is_refused_at_the_door(url):
+    """The libraries of stores would ask for the empty bucket for ever."""
+    for ask in (to_place, stores.info_of, local_copy, resolve):
+        with pytest.raises(InputError, match=f"^{url} names no bucket or host; write it after "):
+            ask(url)
 
 
 def test_what_is_there(root):

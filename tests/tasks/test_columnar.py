@@ -2,6 +2,7 @@
 """Every task reads Parquet as the Hugging Face hub has it: parts of splits, names of classes, lists."""
 
 import json
+from decimal import Decimal
 
 import fsspec
 import pyarrow as pa
@@ -76,6 +77,30 @@ def test_parts_of_a_split_and_names_of_classes(tmp_path):
     )
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_clone_of_a_data_set_has_its_splits_in_a_folder(tmp_path, is_remote):
+    """data/ before others; the only one, such as plain_text/; of several none is chosen."""
+    root, store = f"{tmp_path}/repo", fsspec.filesystem("memory")
+
+    def put(name):
+        path = write(tmp_path / "repo" / name, {"text": [name], "label": ["x"]})
+        store.pipe(f"{root}/{name}", path.read_bytes())
+
+    def read():
+        return [each.text for each in task("classification").read(f"memory:/{root}" if is_remote else root, "train")]
+
+    put("README.md")
+    put("plain_text/train-00000-of-00001.parquet")
+    assert read() == ["plain_text/train-00000-of-00001.parquet"]
+    put("other/test.parquet")
+    with pytest.raises(InputError, match=r"has several folders with data, .*other, .*plain_text; give one of them"):
+        read()
+    put("data/train-00000-of-00001.parquet")
+    assert read() == ["data/train-00000-of-00001.parquet"]
+    put("train.parquet")
+    assert read() == ["train.parquet"]
+
+
 def test_lists_of_classes(tmp_path):
     kinds = {"labels": {"feature": label("joy", "anger"), "_type": "Sequence"}}
     place = write(tmp_path / "train.parquet", {"text": ["x", "y"], "labels": [[1, 0], []]}, kinds)
@@ -85,6 +110,45 @@ def test_lists_of_classes(tmp_path):
     (example,) = task("ner").read(str(place), "train")
     assert (example.words, example.tags) == (["Bo", "ran"], ["B-PER", "O"])
     assert classes_in(str(place)) == {"ner_tags": ("O", "B-PER")}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [label("joy", "anger")],  # a list of one, as datasets < 4 writes it
+        {"feature": label("joy", "anger"), "length": -1, "id": None, "_type": "Sequence"},
+        {"feature": label("joy", "anger"), "_type": "LargeList"},
+        {"num_classes": 2, "names": ["joy", "anger"], "names_file": None, "id": None, "_type": "ClassLabel"},
+        [[label("joy", "anger")]],
+    ],
+)
+def test_names_of_classes_in_every_form_of_the_metadata(tmp_path, kind):
+    others = {"text": {"dtype": "string", "_type": "Value"}, "odd": [], "other": None, "l": {"_type": "List"}}
+    place = write(tmp_path / "train.parquet", {"text": ["x"], "labels": [[1]]}, {**others, "labels": kind})
+    assert classes_in(str(place)) == {"labels": ("joy", "anger")}
+
+
+def test_classes_that_differ_between_parts_and_numbers_with_a_point(tmp_path):
+    for part, names in enumerate((("no", "yes"), ("yes", "no"))):
+        columns = {"text": ["a", "b"], "label": [1.0, None]}  # as pandas stores integers of which some are missing
+        write(tmp_path / "d" / f"test-0000{part}-of-00002.parquet", columns, {"label": label(*names)})
+    first = str(tmp_path / "d" / "test-00000-of-00002.parquet")
+    assert [each.label for each in task("classification").read(first, "test")] == ["yes", None]
+    with pytest.raises(
+        InputError, match=r"test-00001-of-00002.parquet has other names of classes than .*test-00000-of"
+    ):
+        task("classification").read(str(tmp_path / "d"), "test")
+
+
+def test_labels_that_are_decimals(tmp_path):
+    numbers = pa.array([Decimal("1.00"), Decimal("0.50"), None], pa.decimal128(5, 2))
+    columns = {"text": ["a", "b", "c"], "label": numbers, "labels": [[Decimal("2")], [], [Decimal("1.5")]]}
+    place = str(write(tmp_path / "test.parquet", columns))
+    assert [each.label for each in task("regression", label_column="label").read(place, "test")] == [1, 0.5, None]
+    found = task("classification", label_column="label").read(place, "test")
+    assert [each.label for each in found] == ["1", "0.5", None]
+    found = task("multilabel", label_column="labels").read(place, "test")
+    assert [list(each.label) for each in found] == [["2"], [], ["1.5"]]
 
 
 def test_choices_and_questions(tmp_path):

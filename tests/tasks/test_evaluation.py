@@ -13,9 +13,12 @@ from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.tasks import evaluation
 from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.classify import classification_task
 from bert_jax.tasks.evaluation import (
+    Inference,
     Split,
     ahead,
     constant_scores,
@@ -24,6 +27,7 @@ from bert_jax.tasks.evaluation import (
     make_split,
     predict_split,
 )
+from bert_jax.tasks.labels import ClassifyExample
 
 
 def constant_of(head, labels, train, lengths=(1,)):
@@ -87,7 +91,9 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
         several, loss = run(infer, infer.ready(params), batch_size=8)
         one_by_one, same_loss = run(alone, alone.ready(params), batch_size=devices, finished=lambda: ends.append(1))
         kept = {}
-        scores = evaluate(task, [split], infer, 8, mesh, params, lambda split, found: kept.update({split.name: found}))
+        scores, _ = evaluate(
+            task, [split], infer, 8, mesh, params, lambda split, found: kept.update({split.name: found})
+        )
     assert len(ends) == -(-13 // devices)
     assert len(several) == 13 and [each.label for each in several] == [each.label for each in one_by_one]
     for ours, theirs in zip(several, one_by_one):
@@ -96,6 +102,26 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     assert [each.label for each in kept["dev"]] == [each.label for each in several]
     right = np.mean([example.label == found.label for example, found in zip(examples, several)])
     assert scores["accuracy"] == pytest.approx(right) and scores["loss"] == pytest.approx(loss["loss"])
+
+
+def test_every_evaluation_is_scored_with_the_thresholds_that_it_tunes(monkeypatch):
+    """All probabilities are below 0.5, and in the right order: the F1 at 0.5 is 0, at thresholds of their own 1."""
+    task = make_task(TaskConfig(name="multilabel"), ("a", "b"))
+    examples = [ClassifyExample("", label={name: 1.0}) for name in "aab"]
+    dev = Split("dev", examples, [], {})
+    outputs = [np.array(logits) for logits in ([-1.0, -4.0], [-2.0, -5.0], [-3.0, -3.0])]
+    monkeypatch.setattr(evaluation, "_compute_split", lambda *_: (outputs, {"loss": 1.0}))
+    infer = Inference(tiny_model(), "off", False, lambda params: params, lambda params, batch: None)
+    metrics, tuned = evaluate(task, [dev, dev._replace(name="dev_other")], infer, 8, None, {})
+    assert metrics["micro_f1"] == metrics["micro_f1_other"] == metrics["subset_accuracy"] == 1
+    assert task.score(examples, task.decode(examples, [], outputs))["micro_f1"] == 0
+    assert tuned.decode(examples, [], outputs)[1].labels == ("a",)
+    diverged = task.decode(examples, [], [np.full(2, np.nan)] * 3)
+    assert task.tune(examples, diverged).thresholds == "0.5,0.5"
+    # The constant prediction is tuned as well: both labels, 3 of 6 of them right, and none of the 3 missed.
+    labels = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0])]
+    rows = [Row(n, np.zeros(1, np.int32), np.zeros(1, np.uint8), (1,), label) for n, label in enumerate(labels)]
+    assert constant_scores(task, Split("train", [], rows, {}), [dev._replace(rows=rows)])["micro_f1"] == 2 / 3
 
 
 def test_a_batch_is_dispatched_before_the_one_before_it_is_read():

@@ -76,6 +76,55 @@ def test_what_is_no_label_is_named(tmp_path, value, problem):
     assert problem in str(caught.value) and "train.jsonl:1" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([[1, 0], [0, 1]], [["x"], ["y"]]),
+        ([[1.0, 1.0], [0.0, 0.0]], [["x", "y"], []]),
+        ([[True, False], ["y"]], [["x"], ["y"]]),
+    ],
+)
+def test_lists_of_a_0_or_1_for_each_label_are_in_the_order_of_the_settings(tmp_path, rows, wanted):
+    place = write_lines(tmp_path / "train.jsonl", [{"text": "ban", "labels": row} for row in rows])
+    found = make_task(TaskConfig(name="multilabel", labels="x,y")).read(place, "train")
+    assert [[name for name, share in each.label.items() if share] for each in found] == wanted
+
+
+@pytest.mark.parametrize("rows", [[[1, 0], [0, 1]], [[True, False], [False, True]], ["1,0", "0,1"], [[0.0, 1.0]]])
+def test_lists_of_a_0_or_1_are_no_labels(tmp_path, rows):
+    place = write_lines(tmp_path / "train.jsonl", [{"text": "ban", "labels": row} for row in rows])
+    with pytest.raises(
+        InputError, match=r"train.jsonl:1: all examples have the labels .* set task.labels to their two"
+    ):
+        task(()).find_labels(task(()).read(place, "train"))
+    numbers = write_lines(tmp_path / "dev.jsonl", [{"text": "ban", "labels": row} for row in ([0], [1, 0], [])])
+    assert [sorted(each.label) for each in task(()).read(numbers, "dev")] == [["0"], ["0", "1"], []]
+
+
+def test_columns_of_a_0_or_1_for_each_label(tmp_path):
+    def read(*lines, split="train", **settings):
+        (tmp_path / "a.csv").write_text("id,comment_text,rude,loud\n" + "".join(f"{line}\n" for line in lines))
+        return make_task(TaskConfig(name="multilabel", **settings)).read(str(tmp_path / "a.csv"), split)
+
+    with pytest.raises(InputError, match=r"or task.labels to those with a 0 or 1 for each label \(rude,loud\)"):
+        read("7,ban,0,1", "8,dan,1,0")
+    found = read("7,ban,0,1", "8,dan,True,1.0", "9,fan,0.25,false", labels="loud,rude")
+    assert [each.label for each in found] == [
+        {"loud": 1, "rude": 0}, {"loud": 1, "rude": 1}, {"loud": 0, "rude": 0.25}
+    ]  # fmt: skip
+    assert found.columns == ("comment_text", "loud", "rude") and found[0].id == 7
+    for line, problem in (("7,ban,,1", "nothing in column 'rude'"), ("7,ban,2,1", "not probabilities from 0 to 1")):
+        with pytest.raises(InputError, match=f"a.csv:2.* {problem}"):
+            read(line, labels="loud,rude")
+    (tmp_path / "test.csv").write_text("comment_text,rude,loud\nban,-1,-1\n")
+    named = TaskConfig(name="multilabel", labels="loud,rude")
+    assert make_task(named).read(str(tmp_path / "test.csv"), "test")[0].label is None
+    made = make_task(dataclasses.replace(named, name="classification", max_seq_length=16))  # of classes one holds
+    (tmp_path / "a.csv").write_text("text,rude,loud\nban,0,1\ndan,1,0\n")
+    rows = made.make_rows(made.read(str(tmp_path / "a.csv"), "train"), make_tokenizer(80), True).rows
+    assert [row.label.tolist() for row in rows] == [[1, 0], [0, 1]]
+
+
 @pytest.mark.parametrize(("label", "sign"), [("b;d", ";"), ("b | d", "|"), ("d;x", ""), ("b, d", "")])
 def test_labels_with_another_sign_between_them_are_named(tmp_path, label, sign):
     rows = [{"text": "ban", "labels": each} for each in ("b", "d", label) * 20]
@@ -163,6 +212,9 @@ def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
     result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert result.metrics["micro_f1"] > 0.9 > result.constant["micro_f1"]
     assert {"f1_b", "mean_average_precision", "subset_accuracy"} <= result.metrics.keys()
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    evaluations = [record["micro_f1"] for record in records if record["kind"] == "eval"]
+    assert max(evaluations) == pytest.approx(result.metrics["micro_f1"])  # chosen by what is reported
     model = load_pretrained(tmp_path / "run")
     assert len(model.task_settings["thresholds"].split(",")) == 3
     (found,) = load_predictor(tmp_path / "run")(["ban bar dar dat"])

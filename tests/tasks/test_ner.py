@@ -231,6 +231,43 @@ def test_json_lines(tmp_path):
         assert message(task().read, path, "train").startswith(f"{path}:1")
 
 
+TAGS = "O,B-PER,I-PER,B-LOC,I-LOC"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "labels", "wanted"),
+    [
+        ("a.jsonl", '{"tokens": ["Bo", "Li"], "ner_tags": [1, 2]}\n', TAGS, ["B-PER", "I-PER"]),
+        ("a.jsonl", '{"tokens": ["Bo", "Li"], "ner_tags": ["3", "0"]}\n', TAGS, ["B-LOC", "O"]),
+        ("a.tsv", "Bo\t1\nLi\t0\n", TAGS, ["B-PER", "O"]),
+        ("a.tsv", "Bo\t1\nLi\t0\n", "", ["1", "0"]),  # names, as before
+        (
+            "a.jsonl",
+            '{"tokens": ["Bo"], "ner_tags": [1]}\n',
+            "",
+            "'ner_tags' are numbers; write all tags in task.labels",
+        ),
+        (
+            "a.jsonl",
+            '{"tokens": ["Bo"], "ner_tags": [1]}\n',
+            "PER,LOC",
+            "a.jsonl:1: tags are numbers; write all tags in",
+        ),
+        ("a.tsv", "Bo\t5\n", TAGS, "a.tsv:1: tag 5 is beyond the 5 of task.labels; write all of them"),
+        ("a.jsonl", '{"text": "Bo ran", "label": [[0, 2, "PER"]]}\n', "", "spans of characters in 'label', as doccano"),
+        ("a.jsonl", '{"text": "Bo ran", "entities": [{"start": 0}]}\n', "", "spans of characters in 'entities', as"),
+        ("a.csv", "Sentence #,Word,POS,Tag\nSentence: 1,Bo,NNP,B-per\n", "", "a.csv is a table with a word a row"),
+        ("a.tsv", "Sentence #\tWord\tTag\nSentence: 1\tBo\tO\n", "", "a.tsv is a table with a word a row"),
+    ],
+)
+def test_numbers_of_tags_and_what_other_programs_write(tmp_path, name, content, labels, wanted):
+    made, path = ner_task(TaskConfig(name="ner", labels=labels)), write(tmp_path / name, content)
+    if isinstance(wanted, list):
+        assert made.read(path, "train")[0].tags == wanted
+    else:
+        assert wanted in message(made.read, path, "train")
+
+
 def test_damaged_files_give_sentences_or_one_error(tmp_path):
     rng = random.Random(0)
     failures = 0

@@ -87,7 +87,8 @@ def test_classes_are_learnt_from_a_teacher_alone(topics, start, teacher, tmp_pat
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"labels": ("x", "y", "z")}, "has the classes x, y, z, and the student b, d, f"),
+        ({"labels": ("x", "y", "z")}, "has the classes x, y, z, and the student has b, d, f"),
+        ({"labels": ()}, "has the classes none, and the student has b, d, f"),
         ({"task": "token_classification"}, "teaches token_classification, and the student's task is"),
     ],
 )

@@ -32,6 +32,7 @@ _JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
 _OTHER_JSON = re.compile(rb'(\[\s*)?\{\s*"([^"\\]|\\.)*"\s*:')
 _OTHER_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
 _UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}  # their first bytes
+_ARROW = b"ARROW1", b"\xff\xff\xff\xff"  # of a file and of a stream
 _HEAD_BYTES = 1 << 16
 _BINARY_BYTES = 1 << 13  # of the beginning; a NUL byte among them means that a file is not text
 # The first bytes of a file, or where each four bytes have zeros, if most letters are Latin.
@@ -78,12 +79,17 @@ def detect_format(path: str, source: str) -> str:
         while not line and (read := stream.readline(1 << 16)):
             line = read.removeprefix(_BYTE_ORDER_MARK.encode()).strip()
         start = line + b"\n" + stream.read(1 << 12)
-    if _JSON_NAME.search(source) or _JSON_START.match(line):
+    if is_json_lines(source) or _JSON_START.match(line):
         return JSON_LINES
     if _OTHER_JSON.match(start) or (_OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))):
         what, write = ("array", "'.[]'") if line.startswith(b"[") else ("object over several lines", ".")
         raise InputError(f"{source} is a JSON {what}; write one object a line, for example with jq -c {write}")
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
+
+
+def is_json_lines(source: str) -> bool:
+    """Returns whether the name of a file says that it is JSON lines."""
+    return bool(_JSON_NAME.search(source))
 
 
 def _check_text(head: bytes, source: str) -> None:
@@ -99,14 +105,21 @@ def _check_text(head: bytes, source: str) -> None:
 
 
 def check_encoding(head: bytes, source: str) -> None:
-    """Raises: InputError if a file that begins with `head` is a pointer of Git LFS, or UTF-16 or UTF-32."""
+    """Raises: InputError if a file that begins with `head` is a pointer of Git LFS, Arrow, or UTF-16 or UTF-32."""
     if head.startswith(files.LFS_POINTER):
         raise InputError(f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+    if head.startswith(_ARROW):
+        raise InputError(
+            f"{source} is Arrow, as save_to_disk of datasets writes it; write Parquet or JSON lines, for example by "
+            "to_parquet or to_json"
+        )
     wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
     start = head[:_BINARY_BYTES]
     if not wide and b"\0" in start:
         nuls = [start[offset::4].count(0) > len(start) // 8 for offset in range(4)]  # half of the bytes at an offset
         wide = next((name for name, zeros in _WIDE_ZEROS.items() if nuls == zeros), "")
+        if wide and "\0" in start[: len(start) // 4 * 4].decode(wide, "replace"):  # numbers, and no text
+            wide = ""
     if wide:
         raise InputError(f"{source} is {wide}, not UTF-8; convert it with iconv -f {wide.lower()} -t utf-8")
 

@@ -7,7 +7,9 @@ the unit in which a file is divided among processes. Rows without text are left 
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 from bert_jax.data.sources import formats
@@ -21,6 +23,10 @@ _MAGIC = b"PAR1"  # at both ends of a file; "PARE" is that of encrypted ones
 _NAME = ".parquet"
 _ROWS_AT_ONCE = 16  # in memory at once, however long a text is that a small file repeats
 _BUFFER_BYTES = 1 << 20  # of the stream of a column, which is otherwise read whole
+# Bytes in memory that any file may become: of a column in a row group, and of all rows, each of which has a cost.
+_LEAST_CHUNK, _LEAST_ROWS = 64 << 20, 256 << 20
+_PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and of their levels
+_ROW_COST, _VALUE_COST, _NUMBER_BYTES = 192, 64, 8
 
 
 def is_parquet(path: str, source: str) -> bool:
@@ -47,6 +53,7 @@ def plan_row_groups(path: str, source: str, piece_bytes: int, column: str) -> li
     Raises: InputError if the file is damaged, or has no column of this name with text.
     """
     with _opened(path, source, column) as file:
+        _check_chunks(file, path, source)
         leaves = file.metadata.schema  # those of nested columns are among them
         leaf = next(leaf for leaf in range(len(leaves)) if leaves.column(leaf).path == column)
         cuts, held = [0], 0
@@ -70,9 +77,8 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
     with _opened(piece.path, piece.source, piece.column) as file:
         row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
         for group in range(piece.start, piece.end):
-            for batch in file.iter_batches(
-                _ROWS_AT_ONCE, row_groups=[group], columns=[piece.column], use_threads=False
-            ):
+            rows = min(_ROWS_AT_ONCE, _rows_at_once(file))
+            for batch in file.iter_batches(rows, row_groups=[group], columns=[piece.column], use_threads=False):
                 for value in batch.column(0):
                     if document := _document(value, piece, row):
                         yield document
@@ -80,10 +86,76 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
 
 
 def read_rows(path: str, source: str) -> list[dict[str, Any]]:
-    """Returns the rows of a file as dicts of plain values. Raises: InputError if it is damaged, or not Parquet."""
+    """Returns the rows of a file as dicts of plain values.
+
+    Raises: InputError if it is damaged or not Parquet, or if it holds far more than text does.
+    """
     is_parquet(path, source)
+    rows: list[dict[str, Any]] = []
+    held, most = 0, _most_bytes(path, _LEAST_ROWS)
     with _opened(path, source, "") as file:
-        return [row for batch in file.iter_batches(use_threads=False) for row in batch.to_pylist()]
+        _check_chunks(file, path, source)
+        for batch in file.iter_batches(_rows_at_once(file), use_threads=False):
+            read = batch.to_pylist()
+            held += _cost(read)
+            if held > most:
+                raise _too_much(source, most)
+            rows += read
+        has_decimals = any("decimal" in str(kind) for kind in file.schema_arrow.types)
+    return [_without_decimals(row) for row in rows] if has_decimals else rows
+
+
+def _cost(value: Any) -> int:
+    """Returns about how many bytes a plain value takes in memory."""
+    if isinstance(value, dict):
+        return _ROW_COST + sum(map(_cost, value.values()))
+    if isinstance(value, list):
+        return _VALUE_COST + sum(map(_cost, value))
+    return _VALUE_COST + (len(value) if isinstance(value, str | bytes) else 0)
+
+
+def _most_bytes(path: str, least: int) -> int:
+    """Returns the most bytes that a file may become in memory: `least`, or 200 times its own, as `files.read_whole`."""
+    return max(least, 200 * os.path.getsize(path))
+
+
+def _check_chunks(file: Any, path: str, source: str) -> None:
+    """Raises: InputError if a column of a row group, which is decompressed at once, is far larger than the file."""
+    most = _most_bytes(path, _LEAST_CHUNK)
+    for chunk in _chunks(file):
+        if max(chunk.total_uncompressed_size, _NUMBER_BYTES * chunk.num_values) > most:
+            raise _too_much(source, most)
+
+
+def _rows_at_once(file: Any) -> int:
+    """Returns how many rows to decode at once: but for plain encodings, each may repeat a text of a whole column."""
+    sizes = [chunk.total_uncompressed_size for chunk in _chunks(file) if set(chunk.encodings) - _PLAIN]
+    return min(max(2 * _LEAST_CHUNK // max(*sizes, 1, 1), 2), 1024)
+
+
+def _chunks(file: Any) -> Iterator[Any]:
+    """Yields the metadata of each column of each row group."""
+    for group in range(file.num_row_groups):
+        for column in range(file.metadata.num_columns):
+            yield file.metadata.row_group(group).column(column)
+
+
+def _too_much(source: str, most: int) -> InputError:
+    return InputError(
+        f"{source} holds more than {most >> 20} MiB, far more than compressed text does; write it as JSON lines, or "
+        "leave it out"
+    )
+
+
+def _without_decimals(value: Any) -> Any:
+    """Returns a value with its decimals as whole or floating-point numbers, also those inside of it."""
+    if isinstance(value, dict):
+        return {name: _without_decimals(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_decimals(item) for item in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == int(value) else float(value)
+    return value
 
 
 def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
@@ -92,10 +164,19 @@ def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
         metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(metadata).get("info", {}).get("features", {})
-        kinds = {name: kind.get("feature", kind) for name, kind in features.items() if isinstance(kind, dict)}
-        return {name: tuple(map(str, kind["names"])) for name, kind in kinds.items() if "names" in kind}
+        named = {name: _class_names(kind) for name, kind in features.items()}
     except (AttributeError, TypeError, ValueError):
         return {}
+    return {name: names for name, names in named.items() if names}
+
+
+def _class_names(kind: Any) -> tuple[str, ...]:
+    """Returns the names of a class label, or of lists of one; () for other kinds."""
+    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):  # [kind] is that of datasets < 4
+        kind = kind[0] if isinstance(kind, list) and kind else kind["feature"] if isinstance(kind, dict) else {}
+    if not isinstance(kind, dict) or kind.get("_type", "ClassLabel") != "ClassLabel":
+        return ()
+    return tuple(map(str, kind.get("names") or range(kind.get("num_classes") or 0)))
 
 
 def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:

@@ -7,24 +7,24 @@ The columns of a table or the keys of JSON decide what its rows are:
     sentence1, sentence2, score                       a graded pair: the higher, the more alike
     premise, hypothesis, label                        pairs of NLI: a text that a premise entails belongs to it, a text
                                                       that contradicts it is a hard negative (Gao et al. 2021, "SimCSE")
-    text                                              a text, which is its own positive under another dropout (ibid.)
+    text                                              a text, which is its own positive under another dropout (ibid.);
+                                                      also a .txt file with a text a line, without names of columns
 
 Names are the usual ones, or the settings `text_column`, `second_text_column`, `label_column` and
-`embedding.negative_columns`. A directory of BEIR has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv. SQuAD's questions
-belong to their paragraphs.
+`embedding.negative_columns`. `beir` reads directories of BEIR. SQuAD's questions belong to their paragraphs.
 """
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.storage import files
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import split_names
+from bert_jax.tasks.classify import CLASS_COLUMNS
 from bert_jax.tasks.columnar import classes_in
+from bert_jax.tasks.embeddings.beir import OWN_TEXT, beir_place, read_beir
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.squad.read import read_squad, read_squad_file
 from bert_jax.tasks.texts import id_of, named_class
@@ -38,7 +38,6 @@ _SCORES = ("score", "similarity_score", "relatedness_score", "similarity", "labe
 _IDS = ("id", "idx", "index", "pair_id")
 _NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}")
 _NLI = ("entailment", "neutral", "contradiction")
-_QRELS = {"train": ("train",), "dev": ("dev", "validation", "test"), "test": ("test",)}  # best first
 NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
 
 
@@ -51,6 +50,7 @@ class TextsExample(NamedTuple):
     where: str = ""
     relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
     is_passage: bool = False  # whether it is one of the passages to search
+    own: Sequence[str] = ()  # of a query: ids of passages that are the query itself, and never among its results
 
     def is_query(self, place: int) -> bool:
         """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
@@ -78,7 +78,7 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
             "name other columns in the settings of task"
         )
     if split == "train" and examples:
-        is_searched = _is_squad(source) or _beir_place(source, "dev")
+        is_searched = _is_squad(source) or beir_place(source, "dev")
         is_ranked = is_searched or not is_graded(_read(config, source, "dev") or examples)
         examples.metric = "ndcg@10" if is_ranked else "spearman"
     if split == "dev" and examples and all(example.texts[:1] == example.texts[1:] for example in examples):
@@ -86,6 +86,8 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
             f"{examples[0].where}: texts alone say nothing of how good vectors are; give a dev set of pairs, graded or "
             "not, or of BEIR's format"
         )
+    if split != "train" and not is_graded(examples):
+        examples.counts |= _count_own(examples)
     if is_graded(examples) and split != "test" and len({example.score for example in examples}) < 2:
         raise InputError(
             f"{examples[0].where}: all pairs have the score {examples[0].score:g}; there must be two or more"
@@ -96,11 +98,13 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
 def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if _is_squad(source):
         return _squad(read_squad(source, split), source)
-    if directory := _beir_place(source, split):
-        return _read_beir(directory, split)
+    if directory := beir_place(source, split):
+        return _of_beir(directory, split)
     path = readers.find_split_file(source, split)
     if not path:
         return TextsExamples()
+    if _has_lines(config, path):
+        return _of_lines(path)
     table = readers.read_table(path)
     if "paragraphs" in table.columns:
         return _squad(read_squad_file(path), path)
@@ -121,6 +125,25 @@ def _squad(examples: Iterable, where: str) -> TextsExamples:
 # Tables
 
 
+def _has_lines(config: TaskConfig, path: str) -> bool:
+    """Returns whether a file is a text a line: a .txt whose first line names no columns."""
+    if not readers.plain_name(path).endswith(".txt") or config.text_column:
+        return False
+    return not _usual_texts([name.strip() for name in readers.first_row(path)])[0]
+
+
+def _of_lines(path: str) -> TextsExamples:
+    """Returns the texts of a file, one a line. Raises: InputError if each has a tab, so that they look like columns."""
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(readers.read_lines(path), 1) if line.strip()]
+    if len(lines) > 1 and all("\t" in line for _, line in lines):
+        raise InputError(
+            f"{path}: all lines have tabs, and the first names no columns; name them in a first line, such as anchor "
+            "and positive, or write a text a line"
+        )
+    texts = (TextsExample((line, line), None, number, where) for number, (where, line) in enumerate(lines))
+    return _without_empty(texts, ("lines",))
+
+
 def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Sequence[str], path: str) -> TextsExamples:
     first, second, negatives, label = _columns(config, columns, path)
     number = readers.find_column(_IDS, columns)
@@ -139,6 +162,7 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
             f"{rows[0].where}: label {rows[0].get(label)!r:.40} is not one of {', '.join(_NLI)}; write these, or "
             "their order in task.labels"
         )
+    others = [name for name in columns if name not in (first, second, *negatives)]
     examples = []
     for position, record in enumerate(rows):
         positive = record.get(second or first)
@@ -161,7 +185,9 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
     if is_nli:
         pairs, counts = _of_nli(examples)
         return _without_empty(pairs, columns, counts)
-    return _without_empty((example for example, _ in examples), columns)
+    unused = "" if label else readers.find_column((*_SCORES, *CLASS_COLUMNS), others)
+    counts = {f"{unused!r} is not used with {'negatives' if second else 'texts alone'}:": len(rows)} if unused else {}
+    return _without_empty((example for example, _ in examples), columns, counts)
 
 
 def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str, tuple[str, ...], str]:
@@ -174,8 +200,7 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
             )
     first, second = config.text_column, config.second_text_column
     if not first:
-        pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
-        first, usual = next((pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), ""))
+        first, usual = _usual_texts(columns)
         second = second or usual
     if not first:
         raise InputError(
@@ -184,8 +209,20 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
         )
     usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
     negatives = tuple(named or usual) if second else ()
+    if config.label_column and not second:
+        raise InputError(
+            f"{path}: task.label_column {config.label_column!r} is of a pair, and {first!r} are texts alone, each its "
+            "own positive; name the second text in task.second_text_column, or no label"
+        )
     label = config.label_column or ("" if negatives or not second else readers.find_column(_SCORES, columns))
     return first, second, negatives, label
+
+
+def _usual_texts(columns: Sequence[str]) -> tuple[str, str]:
+    """Returns the columns of a pair with usual names, or of a text and ""; "" for both if there are none."""
+    pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
+    first, second = next((pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), ""))
+    return first, second
 
 
 def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[TextsExample], dict[str, int]]:
@@ -220,45 +257,34 @@ def _without_empty(
     return TextsExamples(kept, {**(counts or {}), NO_TEXT: empty, SAME: same}, columns)
 
 
-# BEIR. Source: Thakur et al. 2021
+def _count_own(pairs: Sequence[TextsExample]) -> dict[str, int]:
+    """Returns the number of anchors that are among the texts to search, and do not belong to themselves."""
+    searched = {text for pair in pairs for text in pair.texts[1:]}
+    belongs = {pair.texts[0] for pair in pairs if pair.texts[:1] == pair.texts[1:2]}
+    count = len({pair.texts[0] for pair in pairs} & searched - belongs)
+    return {OWN_TEXT: count} if count else {}
 
 
-def _beir_place(source: str, split: str) -> str:
-    """Returns the directory in BEIR's format of a split of a source; "" if there is none."""
-    sources = files.split_places(source)
-    directory = dict(zip(_QRELS, sources)).get(split, "") if len(sources) > 1 else source
-    return directory if directory and os.path.isfile(os.path.join(directory, "corpus.jsonl")) else ""
+# BEIR
 
 
-def _read_beir(directory: str, split: str) -> TextsExamples:
+def _of_beir(place: str, split: str) -> TextsExamples:
     """Returns pairs to train on, or the queries of a split with their relevant passages, and all passages."""
-    names = (os.path.join(directory, "qrels", f"{name}.tsv") for name in _QRELS[split])
-    qrels = next((name for name in names if os.path.isfile(name)), "")
-    if not qrels:
+    data = read_beir(place, split)
+    if data is None:
         return TextsExamples()
-    passages, queries = (dict(_by_id(os.path.join(directory, f"{name}.jsonl"))) for name in ("corpus", "queries"))
-    relevant: dict[str, dict[str, float]] = {}
-    for record in readers.read_table(qrels).records:
-        query, passage, grade = (record.get(name) for name in ("query-id", "corpus-id", "score"))
-        for value, known, file in ((query, queries, "queries.jsonl"), (passage, passages, "corpus.jsonl")):
-            if value not in known:
-                raise InputError(f"{record.where}: {value!r:.40} is not an _id of {file}; correct it")
-        score = label_number(grade, record.where)
-        if score is not None and score > 0:
-            relevant.setdefault(str(query), {})[str(passage)] = score
     if split == "train":
-        pairs = ((queries[query], passages[id_], query) for query, ids in relevant.items() for id_ in ids)
-        return _without_empty(TextsExample((query, passage), None, name, qrels) for query, passage, name in pairs)
-    query_examples = [TextsExample((queries[name],), None, name, qrels, grades) for name, grades in relevant.items()]
-    return TextsExamples(
-        [*query_examples, *(TextsExample((text,), None, name, qrels, None, True) for name, text in passages.items())]
-    )
-
-
-def _by_id(path: str) -> Iterator[tuple[str, str]]:
-    """Yields the id and text of each line, with its title before the text, as BEIR's own models read it."""
-    for record in readers.read_json_lines(path):
-        name, title, text = (record.get(key, "") for key in ("_id", "title", "text"))
-        if not isinstance(name, str | int) or name == "" or not isinstance(text, str):
-            raise InputError(f'{record.where} has no _id or no text; write {{"_id": "...", "text": "..."}}')
-        yield str(name), f"{title} {text}".strip() if isinstance(title, str) else text
+        pairs = (
+            TextsExample((query.text, data.passages[name]), None, query.id, query.where)
+            for query in data.queries
+            for name in query.relevant
+            if name in data.passages
+        )
+        return _without_empty(pairs, counts=data.counts)
+    queries = [
+        TextsExample((query.text,), None, query.id, query.where, query.relevant, own=query.own)
+        for query in data.queries
+    ]
+    where = queries[0].where
+    passages = (TextsExample((text,), None, name, where, None, True) for name, text in data.passages.items())
+    return TextsExamples([*queries, *passages], data.counts)

@@ -183,12 +183,12 @@ Ranked = tuple[int | str, list[tuple[int | str, float]], list[float], list[float
 def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> list[Ranked]:
     """Returns for each query its id, the ids and cosines of the best passages, their grades, and all grades above 0.
 
-    A query is never among its own results.
+    A passage that is the query itself is not among its results, unless it is relevant to it.
     """
     queries: dict[int | str, np.ndarray] = {}
     truth: dict[int | str, dict[str, float]] = {}
     passages: dict[int | str, np.ndarray] = {}
-    texts: dict[int | str, str] = {}
+    own: dict[int | str, set[str]] = {}
     if any(example.relevant is not None for example in examples):
         for example, (vectors,) in (
             (example, prediction.vectors) for example, prediction in zip(examples, predictions)
@@ -197,19 +197,21 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
                 passages[example.id] = vectors
             else:
                 queries[example.id], truth[example.id] = vectors, dict(example.relevant or {})
-                texts[example.id] = str(example.id)
+                own[example.id] = set(example.own)
     else:  # the positives and hard negatives of all pairs, by their text
         for example, prediction in zip(examples, predictions):
             passages |= dict(zip(example.texts[1:], prediction.vectors[1:]))
             queries[example.texts[0]] = prediction.vectors[0]
             truth.setdefault(example.texts[0], {})[example.texts[1]] = 1.0
-            texts[example.texts[0]] = example.texts[0]
+        own = {query: {str(query)} - grades.keys() for query, grades in truth.items()}
     names = list(passages)
-    results = nearest(np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), _DEPTH + 1)
+    depth = _DEPTH + max(map(len, own.values()))
+    results = nearest(np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), depth)
     ranked: list[Ranked] = []
     for query, cosines, numbers in zip(queries, results.cosines, results.numbers):
-        best = [(names[n], float(c)) for c, n in zip(cosines, numbers) if n >= 0 and names[n] != texts[query]][:_DEPTH]
-        grades = {name: grade for name, grade in truth[query].items() if name != texts[query]}
+        found = [(names[n], float(cosine)) for cosine, n in zip(cosines, numbers) if n >= 0]
+        best = [(name, cosine) for name, cosine in found if name not in own[query]][:_DEPTH]
+        grades = truth[query]
         ranked.append((query, best, [grades.get(name, 0.0) for name, _ in best], list(grades.values())))
     return ranked
 

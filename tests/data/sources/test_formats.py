@@ -184,6 +184,8 @@ def tar(compression: str) -> bytes:
           ("utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be")),
         ("日本語の文。\n".encode("utf-16"), "UTF-16", "iconv -f utf-16 -t utf-8"),
         (b"\xfe\xff\x00a", "UTF-16", "iconv"),
+        (b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0" * 9, "Arrow", "to_parquet"),
+        (b"\x01\0\0\0\x00\0\0\0" * 40, "NUL bytes", "leave it out"),
         (tar(""), "is a tar archive", "extract it"),
         (tar("gz"), "is a tar archive", "extract it"),
         (b"\x7fELF\x02\x01\x01\0\0\0\0", "NUL bytes", "leave it out"),

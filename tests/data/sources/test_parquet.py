@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import huggingface_hub
@@ -323,3 +324,44 @@ def test_the_commands_take_parquet(tmp_path, text):
         done = run(tool, *flags[:1], f"--output={tmp_path}/other", *(flags[2:3] if tool == "prepare_corpus" else []))
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and not done.stdout
         assert "0.parquet has no column 'text'; choose one with --text_column: id (int64)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "is_corpus"),
+    [
+        ({"text": ["a" * 100_000] * 3}, {"use_dictionary": False}, True),  # a page that is large once decompressed
+        ({"text": ["a"], "ids": pa.array([[1] * 60_000], pa.list_(pa.int32()))}, {}, True),  # a run of numbers
+        ({"text": ["b c " * 200] * 1000}, {}, False),  # a text of a dictionary in each row
+        ({"text": pa.array(["b c " * 200] * 1000).dictionary_encode()}, {}, False),
+        (
+            {"text": ["b c " * 200] * 1000},
+            {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+            False,
+        ),
+        ({"text": ["a"] * 5000}, {}, False),  # rows of nearly nothing
+    ],
+)
+def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, columns, options, is_corpus):
+    """Limits as for gzip and zstd; a corpus is read a few rows at a time, so that only its pages have one."""
+    path = str(tmp_path / "x.parquet")
+    pq.write_table(pa.table(columns), path, compression="zstd", **options)
+    number = len(columns["text"])
+    assert len(parquet.read_rows(path, path)) == len(list(corpus.iterate_documents(path))) == number
+    monkeypatch.setattr(os.path, "getsize", lambda path: 1)
+    monkeypatch.setattr(parquet, "_LEAST_CHUNK", 1 << 18)
+    monkeypatch.setattr(parquet, "_LEAST_ROWS", 1 << 20)
+    with pytest.raises(InputError, match=r"x\.parquet holds more than \d+ MiB, far more than compressed text does"):
+        parquet.read_rows(path, path)
+    if is_corpus:
+        with pytest.raises(InputError, match="far more than compressed text does"):
+            list(corpus.iterate_documents(path))
+    else:
+        assert len(list(corpus.iterate_documents(path))) == number
+
+
+@pytest.mark.parametrize(("megabytes", "rows"), [(0, 1024), (1, 128), (64, 2), (2000, 2)])
+def test_few_rows_are_decoded_at_once_where_each_may_be_a_whole_dictionary(monkeypatch, megabytes, rows):
+    chunk = SimpleNamespace(total_uncompressed_size=megabytes << 20, encodings=("PLAIN", "RLE_DICTIONARY"))
+    plain = SimpleNamespace(total_uncompressed_size=1 << 30, encodings=("PLAIN", "RLE"))
+    monkeypatch.setattr(parquet, "_chunks", lambda file: [chunk, plain])
+    assert parquet._rows_at_once(None) == rows

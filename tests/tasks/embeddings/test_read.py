@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.tasks.embeddings.beir import OWN_TEXT
 from bert_jax.tasks.embeddings.read import NO_TEXT, SAME, read_texts
 
 CONFIG = TaskConfig(name="embeddings")
@@ -23,6 +24,10 @@ def texts(found):
 
 
 def test_pairs_and_hard_negatives_of_any_number(tmp_path):
+    own = read_texts(
+        CONFIG, table(tmp_path / "dev.tsv", ("query", "positive"), ("a", "b"), ("b", "a"), ("c", "c")), "dev"
+    )
+    assert own.counts == {OWN_TEXT: 2}
     rows = [
         ("query", "positive", "negative", "negative_2"),
         ("a", "b", "c", "d"),
@@ -54,6 +59,35 @@ def test_columns_by_setting(tmp_path):
     assert example.texts == ("b", "a") and example.score == 3
     negatives = dataclasses.replace(named, label_column="", embedding=EmbeddingConfig(negative_columns="z, w"))
     assert texts(read_texts(negatives, source, "train")) == [("b", "a", "c", "3")]
+
+
+def test_a_text_a_line(tmp_path):
+    def read(content, name="train.txt", split="train", config=CONFIG):
+        (tmp_path / name).write_text(content)
+        return read_texts(config, str(tmp_path / name), split)
+
+    found = read("First .\nSecond .\n\nThe third has\ta tab .\n")
+    assert texts(found) == [(text, text) for text in ("First .", "Second .", "The third has\ta tab .")]
+    assert found[2].where.endswith("train.txt:4") and found.columns == ("lines",)
+    assert texts(read("text\nFirst .\n")) == [("First .", "First .")]  # a column, as before
+    assert texts(read("anchor\tpositive\na\tb\n")) == [("a", "b")]
+    with pytest.raises(InputError, match=r"train.txt: all lines have tabs, and the first names no columns"):
+        read("a\tb\nc\td\n")
+    with pytest.raises(InputError, match=r"train.tsv has no columns with usual names"):
+        read("First .\nSecond .\n", "train.tsv")
+    with pytest.raises(InputError, match="texts alone say nothing"):
+        read("First .\nSecond .\n", "dev.txt", "dev")
+
+
+def test_labels_that_are_not_used_are_said(tmp_path):
+    found = read_texts(CONFIG, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x"), ("b", "y")), "train")
+    assert texts(found) == [("a", "a"), ("b", "b")] and found.counts == {"'label' is not used with texts alone:": 2}
+    rows = [("anchor", "positive", "negative", "score"), ("a", "b", "c", "1")]
+    found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
+    assert texts(found) == [("a", "b", "c")] and found.counts == {"'score' is not used with negatives:": 1}
+    named = TaskConfig(name="embeddings", label_column="label")
+    with pytest.raises(InputError, match=r"task.label_column .label. is of a pair, and .text. are texts alone"):
+        read_texts(named, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x")), "train")
 
 
 def test_graded_pairs_choose_the_metric_of_dev(tmp_path):
@@ -98,37 +132,6 @@ def test_questions_and_their_paragraphs(tmp_path):
     assert texts(read_texts(CONFIG, f"{path}[:2],{path}[2:]", "train")) == [("q0", "text 0"), ("q1", "text 1")]
     assert texts(read_texts(CONFIG, f"{path}[:2],{path}[2:]", "dev")) == [("q2", "text 2")]
     assert len(read_texts(CONFIG, str(path), "train")) == 3
-
-
-def beir(path, test="test"):
-    (path / "qrels").mkdir(parents=True)
-    corpus = [
-        {"_id": "d1", "title": "T", "text": "one"},
-        {"_id": "d2", "title": "", "text": "two"},
-        {"_id": "q1", "text": "x"},
-    ]
-    queries = [{"_id": "q1", "text": "find one"}, {"_id": "q2", "text": "find two"}]
-    for name, lines in (("corpus", corpus), ("queries", queries)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, rows in (
-        ("train", [("q1", "d1", "1"), ("q2", "d2", "0")]),
-        (test, [("q2", "d2", "2"), ("q2", "d1", "1")]),
-    ):
-        table(path / "qrels" / f"{name}.tsv", ("query-id", "corpus-id", "score"), *rows)
-    return str(path)
-
-
-def test_directories_of_beir(tmp_path):
-    place = beir(tmp_path / "set")
-    assert texts(read_texts(CONFIG, place, "train")) == [("find one", "T one")]
-    found = read_texts(CONFIG, place, "dev")  # there is none, so it is the test
-    assert texts(found) == [("find two",), ("T one",), ("two",), ("x",)]
-    assert found[0].relevant == {"d2": 2.0, "d1": 1.0} and found[1].is_passage and not found[1].is_query(0)
-    plain = table(tmp_path / "train.tsv", ("text",), ("a",))
-    assert texts(read_texts(CONFIG, f"{plain},{place}", "dev"))[0] == ("find two",)
-    table(tmp_path / "set" / "qrels" / "test.tsv", ("query-id", "corpus-id", "score"), ("q2", "d9", "1"))
-    with pytest.raises(InputError, match=r"test.tsv:2: 'd9' is not an _id of corpus.jsonl; correct it"):
-        read_texts(CONFIG, place, "dev")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportCon
 from bert_jax.tasks.batches import choose_batching, flops_of_epoch, sizes_for, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.read import SAME, TextsExample
+from bert_jax.tasks.embeddings.task import Embedded
 from bert_jax.tasks.layouts import needed_flops
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.training.report import read_metrics
@@ -185,6 +186,35 @@ def test_settings_that_make_no_sense_are_named():
             EmbeddingConfig(**settings).validate()
     with pytest.raises(InputError, match=r"task\.metric 'x' is not one of ndcg@10"):
         make_task(TaskConfig(name="embeddings", metric="x"))
+
+
+@pytest.mark.parametrize("own_is_relevant", [False, True])
+def test_only_what_is_the_query_itself_is_left_out_of_its_results(own_is_relevant):
+    """Passages and queries share ids, and each vector of a query is that of its passage: a perfect score."""
+    relevant = {"1": {"1": 1.0}, "2": {"2": 1.0}, "own": {"own": 1.0} if own_is_relevant else {"1": 1.0}}
+    own = () if own_is_relevant else ("own",)
+    queries = [
+        TextsExample((f"query {id_}",), id=id_, relevant=grades, own=own if id_ == "own" else ())
+        for id_, grades in relevant.items()
+    ]
+    passages = [TextsExample((f"passage {id_}",), id=id_, is_passage=True) for id_ in relevant]
+    e = np.eye(3, dtype=np.float32)
+    vectors = [e[0], e[1], e[2] if own_is_relevant else e[2] + 0.1 * e[0], *e]
+    scores = task().score([*queries, *passages], [Embedded(vector[None]) for vector in vectors])
+    assert set(scores.values()) == {1.0}
+
+
+def test_a_passage_that_is_not_in_the_corpus_counts_as_not_found():
+    """As trec_eval counts it: of two relevant passages one is found, at the first rank."""
+    query = TextsExample(("q",), id="q", relevant={"p": 1.0, "gone": 1.0})
+    scores = task().score([query, TextsExample(("p",), id="p", is_passage=True)], [Embedded(np.ones((1, 2)))] * 2)
+    assert scores["recall@10"] == 0.5 and scores["ndcg@10"] == pytest.approx(1 / (1 + 1 / np.log2(3)))
+
+
+def test_an_anchor_that_is_its_own_positive_is_found():
+    examples = [TextsExample(("a", "a")), TextsExample(("b", "c"))]
+    found = [Embedded(np.eye(3, dtype=np.float32)[rows]) for rows in ([0, 0], [1, 1])]
+    assert task().score(examples, found)["recall@1"] == 1
 
 
 # Runs
