@@ -12,13 +12,14 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
-from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Row, Task, largest_type
 from bert_jax.tasks.catalog import USUAL, Own, make_task
+from bert_jax.tasks.embeddings.task import are_alone, from_start
 from bert_jax.tasks.evaluation import Data, make_split
 from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
@@ -45,11 +46,32 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
 
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
     """
-    task, start, data = prepare(config, load_start(config.init_checkpoint), own)
+    start = load_start(config.init_checkpoint)
+    if config.task.name == "embeddings":
+        settings, lines = from_start(config.task, start.embedding)
+        config = dataclasses.replace(config, task=settings)
+        start = _with_projection(dataclasses.replace(start, notes=(*start.notes, *lines)), settings.embedding)
+    task, start, data = prepare(config, start, own)
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
+    is_simcse = config.task.name == "embeddings" and own.task is None and are_alone(data.train.examples)
+    if is_simcse and not model.hidden_dropout_rate and not model.attention_dropout_rate:
+        model = dataclasses.replace(model, hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
+        note = "texts alone differ from themselves by dropout only, and model has none: both its rates are 0.1"
+        start = dataclasses.replace(start, notes=(*start.notes, note))
     check_layers(config, model)
     return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data), own)
+
+
+def _with_projection(start: Pretrained, settings: EmbeddingConfig) -> Pretrained:
+    """Returns a model to start from, without a projection of another size than the settings ask for."""
+    kernel = start.params.get("projection", {}).get("kernel")
+    size = start.config.hidden_size * len(settings.poolings())
+    if kernel is None or kernel.shape == (size, settings.projection_size):
+        return start
+    params = {name: part for name, part in start.params.items() if name != "projection"}
+    note = f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used"
+    return dataclasses.replace(start, params=params, notes=(*start.notes, note))
 
 
 def load_start(init_checkpoint: str) -> Pretrained:

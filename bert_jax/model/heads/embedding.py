@@ -311,7 +311,7 @@ def _mean_of(outputs: Sequence[jax.Array]) -> jax.Array:
 def _as_set(head: Head, config: TaskConfig) -> Head:
     """Returns the head that pools, projects and learns as the settings of a task say."""
     settings = config.embedding
-    if settings == EmbeddingConfig():
+    if settings in (EmbeddingConfig(), EmbeddingConfig(pooling="mean")):
         return head
     return dataclasses.replace(
         head,
