@@ -16,7 +16,7 @@ from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, fi
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.hub import import_hub
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
-from bert_jax.checkpoints.sentence_transformers import activation_path, read_activation, read_pipeline
+from bert_jax.checkpoints.sentence_transformers import activation_path, read_pipeline, read_reranker
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
@@ -110,10 +110,10 @@ def load_hf(directory: Path) -> Imported:
     labels = _labels(settings, params, where) if head.has_labels else ()
     own = _task_settings(settings, head, params, config.max_positions, where)
     if head is SEQUENCES and not problem:
-        activation, more = read_activation(directory, settings, params["classifier"]["bias"].shape[0])
+        num_outputs = params["classifier"]["bias"].shape[0]
+        reranker, more = read_reranker(directory, settings, config, tokenizer.lowercase, num_outputs)
         notes += more
-        if activation:
-            own = to_dict(TaskConfig(name="regression", max_seq_length=config.max_positions, activation=activation))
+        own = own if reranker is None else to_dict(reranker)
     return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem, own)
 
 

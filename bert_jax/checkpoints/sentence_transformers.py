@@ -100,6 +100,7 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
     options = {"pooling": ",".join(poolings), "normalize": "Normalize" in folders, **dense, **prompts}
     embedding = EmbeddingConfig(kept_dimensions=kept or 0, **options)
+    _check_transformer(directory)
     length = _length(directory, model, lowercase)
     return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
 
@@ -144,11 +145,13 @@ def _folders(path: Path, directory: Path, is_reranker: bool) -> dict[str, Path]:
     return found
 
 
-def read_activation(directory: Path, settings: JsonObject, num_outputs: int) -> tuple[str, list[str]]:
-    """Returns what a reranker's numbers pass through, as `TaskConfig.activation`, and notes; "" is nothing.
+def read_reranker(
+    directory: Path, settings: JsonObject, model: ModelConfig, lowercase: bool, num_outputs: int
+) -> tuple[TaskConfig | None, list[str]]:
+    """Returns the task of a reranker with one output, if it is not the usual one, and notes.
 
-    `settings` are those of config.json. As sentence-transformers' CrossEncoder has it, a single output passes through
-    the sigmoid if no file says otherwise; one that transformers calls a regression does not.
+    `settings` are those of config.json. As sentence-transformers' CrossEncoder has it, the output passes through the
+    sigmoid if no file says otherwise; one that transformers calls a regression does not.
 
     Raises: InputError for an activation that cannot be computed here.
     """
@@ -156,31 +159,32 @@ def read_activation(directory: Path, settings: JsonObject, num_outputs: int) -> 
     of_library = settings.get("sentence_transformers")
     named = of_library.get("activation_fn") if isinstance(of_library, Mapping) else None
     given = [about.get("activation_fn"), named or settings.get("sbert_ce_default_activation_function")]
-    notes = [
-        f"the activation {shown(name)} is code of the model's own, which is not run"
-        for name in given
-        if name is not None and not str(name).startswith("torch.")
-    ]
-    known = {spelling: ours for ours, path in _ACTIVATIONS.items() for spelling in _spellings(path)}
+    own = [name for name in given if name is not None and not str(name).startswith("torch.")]
+    notes = [f"the activation {shown(name)} is code of the model's own, which is not run" for name in own]
+    if about.get("default_prompt_name"):
+        notes.append(
+            f"default_prompt_name {shown(about['default_prompt_name'])} is not kept; write it before the texts"
+        )
     name = next((name for name in given if str(name).startswith("torch.")), None)
+    known = {spelling: ours for ours, path in _ACTIVATIONS.items() for spelling in _spellings(path)}
     activation = known.get(str(name), "")
     if name and activation not in ("tanh", "relu", "sigmoid", "none"):
         raise InputError(f"{directory}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity")
-    activation = activation.removesuffix("none")
     if num_outputs > 1:
-        if activation:
+        if name and activation != "none":
             notes.append(f"the activation {activation} is not applied: predictions are probabilities by softmax")
-        return "", notes
-    if name is None:
-        is_number = settings.get("problem_type") == "regression"
-        activation = "" if is_number else "sigmoid"
-        because = "its problem_type is regression; CrossEncoder would give its sigmoid" if is_number else "by default"
-    else:
-        because = "as its files say"
-    notes.append(
-        f"the number that is predicted is the {activation or 'output'}{' of the output' * bool(activation)}, {because}"
-    )
-    return activation, notes
+        return None, notes
+    because = "as its files say"
+    if name is None and settings.get("problem_type") == "regression":
+        activation, because = "none", "its problem_type is regression; CrossEncoder would give its sigmoid"
+    elif name is None:
+        activation, because = "sigmoid", "by default"
+    what = "output" if activation == "none" else f"{activation} of the output"
+    notes.append(f"the number that is predicted is the {what}, {because}")
+    length = _length(directory, model, lowercase)
+    if activation == "none" and length == model.max_positions:
+        return None, notes
+    return TaskConfig(name="regression", max_seq_length=length, activation=activation.removesuffix("none")), notes
 
 
 def activation_path(activation: str) -> str:
@@ -314,31 +318,41 @@ def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
     return settings, {"projection": arrays}
 
 
-def _length(directory: Path, model: ModelConfig, lowercase: bool) -> int:
-    """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
-    where, about = next(
-        ((path, found) for name in _LENGTHS if (found := read_object(path := directory / name))),
-        (directory / _LENGTH, {}),
-    )
-    if about.get("do_lower_case") and not lowercase:
-        raise InputError(f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
+def _check_transformer(directory: Path) -> None:
+    """Raises: InputError if a model is not used as the encoder that it is here."""
+    where, about = _of_transformer(directory)
     for option, allowed in {
         "transformer_task": (None, "feature-extraction"),
         "module_output_name": (None, "token_embeddings"),
-        "modality_config": (None,),
         "processing_kwargs": (None, {}),
         "query_length": (None,),
         "document_length": (None,),
         "query_expansion": (None, False),
-        **dict.fromkeys(_ARGUMENTS, (None, {})),
     }.items():
-        value = about.get(option)
-        if option == "modality_config" and isinstance(value, dict) and value.get("text") == _FORWARD:
-            continue
-        if option in _ARGUMENTS and isinstance(value, dict) and value.keys() <= _HARMLESS:
-            continue
-        if value not in allowed:
+        if about.get(option) not in allowed:
+            raise InputError(f"{where}: {option} {shown(about[option])} cannot be computed here; {_ALONE}")
+    modalities = about.get("modality_config", {"text": _FORWARD})
+    if not isinstance(modalities, dict) or modalities.get("text") != _FORWARD:
+        raise InputError(f"{where}: modality_config {shown(modalities)} cannot be computed here; {_ALONE}")
+    for option in _ARGUMENTS:
+        value = about.get(option) or {}
+        if not isinstance(value, dict) or not value.keys() <= _HARMLESS:
             raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+
+
+def _of_transformer(directory: Path) -> tuple[Path, JsonObject]:
+    """Returns the file that says how the model is used, and what it holds; {} if there is none."""
+    for name in _LENGTHS:
+        if about := read_object(directory / name):
+            return directory / name, about
+    return directory / _LENGTH, {}
+
+
+def _length(directory: Path, model: ModelConfig, lowercase: bool) -> int:
+    """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
+    where, about = _of_transformer(directory)
+    if about.get("do_lower_case") and not lowercase:
+        raise InputError(f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
     limit = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
     if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit >= 0):
         raise InputError(f"{where}: max_seq_length {shown(limit)} is not a number of tokens; correct it")

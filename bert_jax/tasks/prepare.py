@@ -12,7 +12,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
-from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneConfig
+from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
@@ -46,11 +46,7 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
 
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
     """
-    start = load_start(config.init_checkpoint)
-    if config.task.name == "embeddings":
-        settings, lines = from_start(config.task, start.embedding)
-        config = dataclasses.replace(config, task=settings)
-        start = _with_projection(dataclasses.replace(start, notes=(*start.notes, *lines)), settings.embedding)
+    config, start = completed(config)
     task, start, data = prepare(config, start, own)
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
@@ -63,15 +59,20 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
     return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data), own)
 
 
-def _with_projection(start: Pretrained, settings: EmbeddingConfig) -> Pretrained:
-    """Returns a model to start from, without a projection of another size than the settings ask for."""
-    kernel = start.params.get("projection", {}).get("kernel")
-    size = start.config.hidden_size * len(settings.poolings())
-    if kernel is None or kernel.shape == (size, settings.projection_size):
-        return start
-    params = {name: part for name, part in start.params.items() if name != "projection"}
-    note = f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used"
-    return dataclasses.replace(start, params=params, notes=(*start.notes, note))
+def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
+    """Returns the settings with what embeddings take from the model to start from, and that model, which says so."""
+    start = load_start(config.init_checkpoint)
+    if config.task.name != "embeddings":
+        return config, start
+    task, lines = from_start(config.task, start.embedding)
+    params = dict(start.params)
+    kernel = params.get("projection", {}).get("kernel")
+    size = start.config.hidden_size * len(task.embedding.poolings())
+    if kernel is not None and kernel.shape != (size, task.embedding.projection_size):
+        del params["projection"]
+        lines.append(f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used")
+    start = dataclasses.replace(start, params=params, notes=(*start.notes, *lines))
+    return dataclasses.replace(config, task=task), start
 
 
 def load_start(init_checkpoint: str) -> Pretrained:
