@@ -237,7 +237,7 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
     write_json(directory / MODULES, modules)
 
 
-def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, str], list[str]]:
+def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prompts, and notes."""
     prompts = about.get("prompts") or {}
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str | None) for text in prompts.values()):
@@ -304,7 +304,8 @@ def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
     ):
         if not right:
             raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
-    tensors, size = read_tensors(folder), about.get("out_features")
+    tensors = read_tensors(folder)
+    size: Any = about.get("out_features")
     shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError(

@@ -339,12 +339,15 @@ def test_the_activation_of_a_reranker(tmp_path, of_model, of_modules, expected, 
         change(
             tmp_path / "ce" / "config_sentence_transformers.json", model_type="CrossEncoder", activation_fn=of_modules
         )
+        change(tmp_path / "ce" / "sentence_bert_config.json", transformer_task="sequence-classification")
+        change(tmp_path / "ce" / "tokenizer_config.json", model_max_length=12)  # which cuts pairs there
     if expected is None:
         with pytest.raises(InputError, match=note):
             load_pretrained(tmp_path / "ce")
         return
     predict = load_predictor(tmp_path / "ce")
     assert any(note in line for line in predict.bert.notes), predict.bert.notes
+    assert predict.task.config.max_seq_length == (12 if of_modules else MODEL.max_positions)
     plain = Predictor(dataclasses.replace(predict.bert, task_settings={}))(TEXTS)
     of = {"": lambda x: x, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: max(x, 0.0)}
     assert [each.value for each in predict(TEXTS)] == pytest.approx([of[expected](each.value) for each in plain])

@@ -29,7 +29,7 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.read import SAME, TextsExample
 from bert_jax.tasks.embeddings.task import from_start
 from bert_jax.tasks.layouts import needed_flops
-from bert_jax.tasks.prepare import open_task
+from bert_jax.tasks.prepare import completed, open_task
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.training.report import read_metrics
 
@@ -163,6 +163,8 @@ def test_what_the_settings_leave_open_comes_from_the_start(start, tmp_path, own,
     assert dataclasses.replace(inputs.task.config.embedding, loss="") == inputs.config.task.embedding
     assert inputs.task.config.max_seq_length == inputs.config.task.max_seq_length == (length or (20 if own else 16))
     assert list(inputs.start.notes) == lines
+    for each in (config, inputs.config):  # as a grid asks which runs have finished
+        assert completed(each)[0].task == inputs.config.task
     assert ("projection" in inputs.start.params) == (expected.get("projection_size") == 8)
 
 
