@@ -5,6 +5,7 @@ modules.json lists them. The model lies at the root, or in 0_Transformer, and th
 Versions before 6 have other names for the types and options, and read what is written here; version 6 does too.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -83,9 +84,12 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
         return None
     check_fetched(home)
     about = read_object(home / _ABOUT)
-    folders = _folders(path, directory, is_reranker=about.get("model_type") == "CrossEncoder")
+    model_type = about.get("model_type")
+    folders = _folders(path, directory, is_reranker=model_type == "CrossEncoder")
     if not folders:
         return None
+    if model_type not in (None, "SentenceTransformer"):
+        raise InputError(f"{home / _ABOUT}: model_type {shown(model_type)} cannot be computed here; {_ALONE}")
     prompts, notes = _prompts(about, home / _ABOUT)
     kind = about.get("similarity_fn_name")
     if kind not in (None, "cosine", "dot" if "Normalize" in folders else None):
@@ -99,7 +103,9 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
     if params:
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
     options = {"pooling": ",".join(poolings), "normalize": "Normalize" in folders, **dense, **prompts}
-    embedding = EmbeddingConfig(kept_dimensions=kept or 0, **options)
+    embedding = EmbeddingConfig(**options)
+    if kept is not None and kept < embedding.vector_size(model.hidden_size):
+        embedding = dataclasses.replace(embedding, kept_dimensions=kept)
     _check_transformer(directory)
     length = _length(directory, model, lowercase)
     return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
@@ -278,7 +284,7 @@ def _poolings(path: Path, has_prompts: bool) -> list[str]:
     known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}
     if not isinstance(modes, list) or not modes or not all(mode in list(known) for mode in modes):
         raise InputError(f"{path}: pooling {shown(modes)} cannot be computed here, only {', '.join(known)}; {_ALONE}")
-    if about.get("include_prompt") is False and has_prompts:
+    if not about.get("include_prompt", True) and has_prompts:
         raise InputError(f"{path}: include_prompt false, pooling without the prompt, cannot be computed here; {_ALONE}")
     return [known[mode] for mode in modes]
 

@@ -130,6 +130,14 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
     ]
 
 
+@pytest.mark.parametrize(("kept", "size"), [(1, 1), (7, 7), (8, 8), (10**30, 8), (None, 8)])
+def test_vectors_are_cut_as_the_files_say(directory, kept, size):
+    before = sentence_embeddings(load_pretrained(directory), TEXTS)
+    change(directory / "config_sentence_transformers.json", truncate_dim=kept)
+    found = sentence_embeddings(load_pretrained(directory), TEXTS)
+    np.testing.assert_array_equal(found, before[:, :size])  # after they had length 1, as there
+
+
 def test_any_prompt_can_be_chosen(directory):
     """As encode_query, encode_document, prompt_name and encode of sentence-transformers do."""
     prompts = {"query": "ab ", "passage": "cd ", "corpus": "ef ", "sts": "gh "}
@@ -164,6 +172,8 @@ def test_numbers_of_a_layer_that_are_none_are_said(directory):
         ("1_Pooling/config.json", {"pooling_mode_min": True}, 'has the option "pooling_mode_min", which is not known'),
         ("2_Dense/config.json", {"scale": 2}, 'has the option "scale", which is not known here'),
         ("2_Dense/config.json", {"bias": False}, "has other tensors than linear.weight of 8 outputs"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, 'model_type "SparseEncoder" cannot be'),
+        ("1_Pooling/config.json", {"include_prompt": 0}, "include_prompt false, pooling without the prompt"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim 0 is not a number of dimensions"),
         ("config_sentence_transformers.json", {"truncate_dim": "8"}, 'truncate_dim "8" is not a number of dim'),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, 'default_prompt_name "x" is not the name'),
