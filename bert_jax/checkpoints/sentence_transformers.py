@@ -272,14 +272,11 @@ def _poolings(path: Path, has_prompts: bool) -> list[str]:
     """Returns the names of what stands side by side in a vector."""
     about = read_object(path)
     _check_known(about, _POOLING_OPTIONS, path)
-    of_old = [name for name in _OLD if name in about]
-    modes: Any = (
-        about["pooling_mode"]
-        if "pooling_mode" in about
-        else [_POOLINGS[_OLD[name]][1] for name in of_old if about[name] is True]
-    )
-    if "pooling_mode" not in about and not of_old:
-        modes = "mean"  # the default there
+    modes: Any = "mean"  # the default there
+    if "pooling_mode" in about:
+        modes = about["pooling_mode"]
+    elif any(name in about for name in _OLD):
+        modes = [_POOLINGS[ours][1] for name, ours in _OLD.items() if about.get(name) is True]
     modes = [modes] if isinstance(modes, str) else modes
     known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}
     if not isinstance(modes, list) or not modes or not all(mode in list(known) for mode in modes):
@@ -310,16 +307,16 @@ def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
     ):
         if not right:
             raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
-    tensors = read_tensors(folder)
-    size: Any = about.get("out_features")
+    tensors, size = read_tensors(folder), about.get("out_features")
     shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError(
             f"{folder} has other tensors than {' and '.join(shapes)} of {shown(size)} outputs, as {where.name} asks "
             "for; copy both again"
         )
-    settings: dict[str, Any] = {"projection_size": size, "projection_activation": names[activation]}
-    parts = {"kernel": tensors["linear.weight"].T, "bias": tensors.get("linear.bias", np.zeros(size))}
+    weight = tensors["linear.weight"]
+    settings: dict[str, Any] = {"projection_size": len(weight), "projection_activation": names[activation]}
+    parts = {"kernel": weight.T, "bias": tensors.get("linear.bias", np.zeros(len(weight)))}
     with np.errstate(over="ignore"):  # of float64; a note tells
         arrays = {name: np.ascontiguousarray(part, np.float32) for name, part in parts.items()}
     return settings, {"projection": arrays}
