@@ -21,6 +21,7 @@ from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.catalog import USUAL, Own
+from bert_jax.tasks.prepare import completed
 from bert_jax.tasks.results import FinetuneResult, read_results, table
 from bert_jax.training.workdir import check_workdir, common, locked, read_identity, settings_of
 
@@ -77,6 +78,8 @@ def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = No
     identity = {"dataset": None, "run": without_secrets(to_dict(config))}
     check_workdir(workdir, identity, config, ("sweep",))
     this_job().check_same(common(workdir, identity))
+    if config.task.name == "embeddings":  # whose finished runs are known by their settings
+        config, _ = completed(config)
     runs = plan(config)
     with locked(workdir):
         results: dict[str, FinetuneResult] = {}

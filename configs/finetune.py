@@ -26,7 +26,7 @@ SETTINGS: dict[str, tuple[int, float, float, int]] = {
     "squad2": (48, 2.0, 5e-5, 384),
     "choice": (16, 3.0, 2e-5, 128),
     "ner": (32, 3.0, 5e-5, 128),
-    "embeddings": (128, 3.0, 2e-5, 128),
+    "embeddings": (128, 3.0, 2e-5, 0),  # the length of an embedding model to start from, or 128
 }
 
 

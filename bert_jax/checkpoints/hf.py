@@ -16,12 +16,13 @@ from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, fi
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.hub import import_hub
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
-from bert_jax.checkpoints.sentence_transformers import read_pipeline
+from bert_jax.checkpoints.sentence_transformers import activation_path, read_pipeline, read_reranker
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.multilabel import MULTILABEL
+from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.heads.table import HEADS, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
@@ -67,7 +68,6 @@ def load_hf(directory: Path) -> Imported:
     check_whole(directory)
     if not where.exists():
         raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
-    files.check_fetched(directory)
     settings = files.read_object(where)
     config = model_config(settings, where)
     tokenizer, notes = load_hf_tokenizer(directory)
@@ -109,6 +109,11 @@ def load_hf(directory: Path) -> Imported:
         )
     labels = _labels(settings, params, where) if head.has_labels else ()
     own = _task_settings(settings, head, params, config.max_positions, where)
+    if head is SEQUENCES and not problem:
+        num_outputs = params["classifier"]["bias"].shape[0]
+        reranker, more = read_reranker(directory, settings, config, tokenizer.lowercase, num_outputs)
+        notes += more
+        own = own if reranker is None else to_dict(reranker)
     return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem, own)
 
 
@@ -125,13 +130,15 @@ def save_hf(
     dtype: str = "float32",
     write_more: Callable[[Path], object] = lambda directory: None,
     thresholds: str = "",
+    activation: str = "",
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
     Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
     are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`. `dtype` float16
     takes half the space; numbers beyond 65,504 do not fit. `write_more` writes into the directory before it is there.
-    `thresholds` are those of `TaskConfig`: transformers keeps them, and does not read them.
+    `thresholds` and `activation` are those of `TaskConfig`: transformers keeps them, and does not read them;
+    sentence-transformers' CrossEncoder reads the activation.
 
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
@@ -159,6 +166,8 @@ def save_hf(
     settings = _settings(config, head, params, tokenizer, labels, problem, dtype)
     if thresholds and head is MULTILABEL:
         settings[_OF_TASKS] = {_MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}}
+    if head is SEQUENCES and params["classifier"]["bias"].shape[0] == 1:  # whose default is the sigmoid
+        settings["sentence_transformers"] = {"activation_fn": activation_path(activation)}
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)

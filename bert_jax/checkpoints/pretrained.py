@@ -200,8 +200,7 @@ def read_pretrained(source: Resolved) -> Pretrained:
     if source.format == "bert_jax":
         return _load_own(source)
     directory = fetch(source.given) if is_hub(source.given) else source.on_this_machine()
-    if source.format == "tf1":
-        check_fetched(directory if directory.is_dir() else directory.parent)
+    check_fetched(directory if directory.is_dir() else directory.parent)
     imported = load_hf(directory) if source.format == "hf" else load_tf1(directory)
     params, settings = jax.tree.map(jax.numpy.asarray, imported.params), dict(imported.task_settings)
     return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})

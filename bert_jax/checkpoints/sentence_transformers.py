@@ -5,6 +5,9 @@ modules.json lists them. The model lies at the root, or in 0_Transformer, and th
 Versions before 6 have other names for the types and options, and read what is written here; version 6 does too.
 """
 
+import dataclasses
+import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,19 +17,49 @@ import numpy as np
 
 from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.hf_weights import WEIGHTS, read_tensors, write_weights
+from bert_jax.checkpoints.names import find_not_finite
 from bert_jax.errors import InputError, shown
 from bert_jax.model.objective import Params
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
-from bert_jax.storage.files import JsonObject, read_json, read_object
+from bert_jax.storage import schema
+from bert_jax.storage.files import JsonObject, check_fetched, read_json, read_object
 from bert_jax.storage.writing import write_json
 
 _ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
-_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}  # ours -> pooling_mode_* before version 6
-_IN_VERSION_6 = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-_ACTIVATIONS = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
-_QUERY, _PASSAGES = "query", ("document", "passage", "corpus")  # names of prompts in sentence-transformers
+_LENGTHS = (_LENGTH, *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")))
+_OWN = r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:\w+\.)*(\w+)"  # types of modules
+_KINDS = ("Transformer", "Pooling", "Dropout", "Dense", "Normalize")
+# Ours -> pooling_mode_* before version 6, where several stand in this order, and the name since.
+_POOLINGS = {
+    "cls": ("cls_token", "cls"),
+    "max": ("max_tokens", "max"),
+    "mean": ("mean_tokens", "mean"),
+    "sqrt": ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    "weighted": ("weightedmean_tokens", "weightedmean"),
+    "last": ("lasttoken", "lasttoken"),
+}
+_OLD = {f"pooling_mode_{old}": ours for ours, (old, _) in _POOLINGS.items()}
+_POOLING_OPTIONS = ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *_OLD)
+_NAMES_OF_FEATURES = ("module_input_name", "module_output_name")
+_DENSE_OPTIONS = ("in_features", "out_features", "bias", "activation_function", "use_residual", *_NAMES_OF_FEATURES)
+_ACTIVATIONS = {
+    "tanh": "torch.nn.modules.activation.Tanh",
+    "relu": "torch.nn.modules.activation.ReLU",
+    "gelu": "torch.nn.modules.activation.GELU",
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "none": "torch.nn.modules.linear.Identity",
+}
+_QUERY, _PASSAGES = (
+    "query",
+    ("document", "passage", "corpus"),
+)  # names of prompts; of passages the first that has a text
 _SENTENCE = "sentence_embedding"  # the feature that modules pass on
+_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+_ARGUMENTS = tuple(
+    f"{of}_{kind}" for of in ("model", "tokenizer", "processor", "config") for kind in ("args", "kwargs")
+)
+_HARMLESS = {"trust_remote_code", "attn_implementation", "add_pooling_layer"}  # of these, for vectors
 _ALONE = f"to use its model alone, remove {MODULES} from a copy"
 
 
@@ -41,37 +74,133 @@ class Pipeline(NamedTuple):
 def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipeline | None:
     """Returns the modules around a model in a directory; None if there are none. `lowercase` is its tokenizer's.
 
-    Raises: InputError, with its name, for a module or an option that cannot be computed here.
+    Symbolic links are followed, also out of the directory: the hub's own cache consists of them.
+
+    Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
     home = directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
     path = home / MODULES
     if not path.exists():
         return None
+    check_fetched(home)
+    about = read_object(home / _ABOUT)
+    model_type = about.get("model_type")
+    folders = _folders(path, directory, is_reranker=model_type == "CrossEncoder")
+    if not folders:
+        return None
+    if model_type not in (None, "SentenceTransformer"):
+        raise InputError(f"{home / _ABOUT}: model_type {shown(model_type)} cannot be computed here; {_ALONE}")
+    prompts, notes = _prompts(about, home / _ABOUT)
+    kind = about.get("similarity_fn_name")
+    if kind not in (None, "cosine", "dot" if "Normalize" in folders else None):
+        notes.append(f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here")
+    kept = about.get("truncate_dim")
+    if kept is not None and (type(kept) is not int or kept < 1):
+        raise InputError(f"{home / _ABOUT}: truncate_dim {shown(kept)} is not a number of dimensions; correct it")
+    poolings = _poolings(folders["Pooling"] / "config.json", any(prompts.values()))
+    size = model.hidden_size * len(poolings)
+    dense, params = _dense(folders["Dense"], size) if "Dense" in folders else ({}, {})
+    if params:
+        notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
+    options = {"pooling": ",".join(poolings), "normalize": "Normalize" in folders, **dense, **prompts}
+    embedding = EmbeddingConfig(**options)
+    if kept is not None and kept < embedding.vector_size(model.hidden_size):
+        embedding = dataclasses.replace(embedding, kept_dimensions=kept)
+    _check_transformer(directory)
+    length = _length(directory, model, lowercase)
+    return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
+
+
+def _folders(path: Path, directory: Path, is_reranker: bool) -> dict[str, Path]:
+    """Returns the folder of each module by its kind; {} for a reranker, a model with a head as others are."""
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise InputError(f"{path} is not a list of modules; copy it again, or remove it to use the model alone")
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    about = read_object(home / _ABOUT)
-    if kinds == ["Transformer"] and about.get("model_type") == "CrossEncoder":
-        return None  # a model with a head, as others are
+    folders: list[tuple[str, Path]] = []
+    for module in modules:
+        own, place = re.fullmatch(_OWN, str(module.get("type"))), module.get("path")
+        if own is None or own[1] not in _KINDS:
+            odd = own[1] if own else shown(module.get("type"))
+            raise InputError(f"{path} has the module {odd}, which cannot be computed here; {_ALONE}")
+        if place not in ("", ".") and not schema.file_name.fits(place):
+            raise InputError(
+                f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory; correct it"
+            )
+        folders.append((own[1], path.parent / place))
+    kinds = [kind for kind, _ in folders if kind != "Dropout"]  # which does nothing after training
+    if kinds[:1] == ["Transformer"]:
+        inner = folders[0][1]
+        if not (inner.is_dir() and os.path.samefile(inner, directory)):
+            raise InputError(f"{path} has its Transformer in {inner}, not here; give that folder, or correct the path")
+    if kinds == ["Transformer"] and is_reranker:
+        return {}
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
-        odd = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")), "")
-        what = f"the module {odd}" if odd else f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
+        what = f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
         raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
-    folders = dict(zip(kinds, (home / str(module.get("path", "")) for module in modules)))
-    for where in (folder / "config.json" for folder in folders.values()):
-        for option in ("module_input_name", "module_output_name"):
-            if (value := read_object(where).get(option)) not in (None, _SENTENCE):
-                raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
-    prompts, notes = _prompts(about, path)
-    kind = about.get("similarity_fn_name")
-    if kind not in (None, "cosine", "dot" if "Normalize" in kinds else None):
-        notes.append(f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here")
-    dense, params = _dense(folders["Dense"], model) if "Dense" in folders else ({}, {})
-    pooling = _pooling(folders["Pooling"] / "config.json", any(prompts.values()))
-    embedding = EmbeddingConfig(pooling=pooling, normalize="Normalize" in kinds, **dense, **prompts)
-    length = _length(home, directory, model, lowercase)
-    return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
+    found = dict(folders)
+    for kind in ("Pooling", "Dense"):
+        if kind in found and not os.path.exists(where := found[kind] / "config.json"):
+            raise InputError(f"{path} names {where.parent.name} for {kind}, and there is no {where}; copy it as well")
+    for folder in found.values():
+        if os.path.isdir(folder):
+            check_fetched(folder)
+        about = read_object(folder / "config.json") if folder != directory else {}
+        for option in _NAMES_OF_FEATURES:
+            if (value := about.get(option)) not in (None, _SENTENCE):
+                raise InputError(f"{folder / 'config.json'}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+    return found
+
+
+def read_reranker(
+    directory: Path, settings: JsonObject, model: ModelConfig, lowercase: bool, num_outputs: int
+) -> tuple[TaskConfig | None, list[str]]:
+    """Returns the task of a reranker with one output, if it is not the usual one, and notes.
+
+    `settings` are those of config.json. As sentence-transformers' CrossEncoder has it, the output passes through the
+    sigmoid if no file says otherwise; one that transformers calls a regression does not.
+
+    Raises: InputError for an activation that cannot be computed here.
+    """
+    about = read_object(directory / _ABOUT) if (directory / MODULES).exists() else {}
+    of_library = settings.get("sentence_transformers")
+    named = of_library.get("activation_fn") if isinstance(of_library, Mapping) else None
+    given = [about.get("activation_fn"), named or settings.get("sbert_ce_default_activation_function")]
+    own = [name for name in given if name is not None and not str(name).startswith("torch.")]
+    notes = [f"the activation {shown(name)} is code of the model's own, which is not run" for name in own]
+    if about.get("default_prompt_name"):
+        notes.append(
+            f"default_prompt_name {shown(about['default_prompt_name'])} is not kept; write it before the texts"
+        )
+    name = next((name for name in given if str(name).startswith("torch.")), None)
+    known = {spelling: ours for ours, path in _ACTIVATIONS.items() for spelling in _spellings(path)}
+    activation = known.get(str(name), "")
+    if name and activation not in ("tanh", "relu", "sigmoid", "none"):
+        raise InputError(f"{directory}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity")
+    if num_outputs > 1:
+        if name and activation != "none":
+            notes.append(f"the activation {activation} is not applied: predictions are probabilities by softmax")
+        return None, notes
+    because = "as its files say"
+    if name is None and settings.get("problem_type") == "regression":
+        activation, because = "none", "its problem_type is regression; CrossEncoder would give its sigmoid"
+    elif name is None:
+        activation, because = "sigmoid", "by default"
+    what = "output" if activation == "none" else f"{activation} of the output"
+    notes.append(f"the number that is predicted is the {what}, {because}")
+    length = _length(directory, model, lowercase)
+    if activation == "none" and length == model.max_positions:
+        return None, notes
+    return TaskConfig(name="regression", max_seq_length=length, activation=activation.removesuffix("none")), notes
+
+
+def activation_path(activation: str) -> str:
+    """Returns the name of torch's class of a `TaskConfig.activation`."""
+    return _ACTIVATIONS[activation or "none"]
+
+
+def _spellings(path: str) -> tuple[str, str]:
+    """Returns both names of a class of torch."""
+    return path, f"torch.nn.{path.rpartition('.')[2]}"
 
 
 def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> None:
@@ -85,7 +214,8 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
         folder.mkdir()
         arrays = {"linear.weight": np.array(layer["kernel"]).T.copy(), "linear.bias": np.asarray(layer["bias"])}
         write_weights(folder, arrays, max_bytes=1 << 40)
-        options: JsonObject = {"in_features": size, "out_features": embedding.projection_size, "bias": True}
+        options: JsonObject = {"in_features": len(layer["kernel"]), "bias": True}
+        options["out_features"] = embedding.projection_size
         options["activation_function"] = _ACTIVATIONS[embedding.projection_activation]
         write_json(folder / "config.json", options)
     kinds += ["Normalize"] * embedding.normalize
@@ -96,73 +226,138 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
     ]
     for path in filter(None, paths):
         (directory / path).mkdir(exist_ok=True)
-    pooling = {f"pooling_mode_{theirs}": ours == embedding.pooling for ours, theirs in _POOLINGS.items()}
-    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": size} | pooling)
-    prompts = {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
-    about = {"model_type": "SentenceTransformer", "prompts": prompts, "default_prompt_name": None}
-    write_json(directory / _ABOUT, about | {"similarity_fn_name": "cosine"})
+    poolings = embedding.poolings()
+    pooling: JsonObject = {"word_embedding_dimension": size} | {old: ours in poolings for old, ours in _OLD.items()}
+    if poolings != [ours for ours in _POOLINGS if ours in poolings]:  # an order that versions before 6 do not know
+        pooling["pooling_mode"] = [_POOLINGS[ours][1] for ours in poolings]
+    write_json(directory / "1_Pooling" / "config.json", pooling)
+    others = json.loads(embedding.other_prompts or "{}")
+    prompts = others | {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
+    default = embedding.default_prompt if embedding.default_prompt in prompts else _PASSAGES[0]
+    about: JsonObject = {"model_type": "SentenceTransformer", "prompts": prompts, "similarity_fn_name": "cosine"}
+    about["default_prompt_name"] = default if embedding.default_prompt else None
+    if embedding.kept_dimensions:
+        about["truncate_dim"] = embedding.kept_dimensions
+    write_json(directory / _ABOUT, about)
     write_json(directory / _LENGTH, {"max_seq_length": settings.max_seq_length, "do_lower_case": False})
     write_json(directory / MODULES, modules)
 
 
-def _prompts(about: JsonObject, path: Path) -> tuple[dict[str, Any], list[str]]:
+def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns the settings of prompts, and notes."""
     prompts = about.get("prompts") or {}
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise InputError(f"{path.parent}: prompts {shown(prompts)} are not texts by name; correct them")
-    passage = next((name for name in _PASSAGES if prompts.get(name)), "")
-    others = [name for name, text in prompts.items() if text and name not in (_QUERY, passage)]
-    notes = [f"the prompts {', '.join(others)} are not kept; write them before the texts"] if others else []
-    if name := about.get("default_prompt_name"):
-        notes.append(f"default_prompt_name {shown(name)} is not kept; say whether texts are queries or passages")
-    return {"query_prompt": prompts.get(_QUERY) or "", "passage_prompt": prompts.get(passage) or ""}, notes
-
-
-def _pooling(path: Path, has_prompts: bool) -> str:
-    about = read_object(path)
-    modes = about.get("pooling_mode") or [
-        name.removeprefix("pooling_mode_") for name, on in about.items() if name.startswith("pooling_mode_") and on
-    ]
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-    known = _IN_VERSION_6 | {theirs: ours for ours, theirs in _POOLINGS.items()}
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in list(known):
-        raise InputError(
-            f"{path}: pooling {shown(modes)} cannot be computed here, only mean, cls or lasttoken; {_ALONE}"
+        raise InputError(f"{where}: prompts {shown(prompts)} are not texts by name; correct them")
+    default = about.get("default_prompt_name")
+    if default is not None and default not in (_QUERY, _PASSAGES[0], *prompts):
+        raise InputError(f"{where}: default_prompt_name {shown(default)} is not the name of a prompt; correct it")
+    texts = {name: text for name, text in prompts.items() if text}
+    passage = next((name for name in _PASSAGES if name in texts), "")
+    notes = []
+    if passage not in ("", _PASSAGES[0]):
+        notes.append(
+            f"passages take the prompt named {passage}, as there is none named document; sentence-transformers' "
+            "encode_document gives them none"
         )
-    if about.get("include_prompt") is False and has_prompts:
+    others = {name: text for name, text in texts.items() if name not in (_QUERY, passage)}
+    return {
+        "query_prompt": texts.get(_QUERY, ""),
+        "passage_prompt": texts.get(passage, ""),
+        "other_prompts": json.dumps(others, ensure_ascii=False) if others else "",
+        "default_prompt": (_PASSAGES[0] if default == passage else default) if default in texts else "",
+    }, notes
+
+
+def _poolings(path: Path, has_prompts: bool) -> list[str]:
+    """Returns the names of what stands side by side in a vector."""
+    about = read_object(path)
+    _check_known(about, _POOLING_OPTIONS, path)
+    modes: Any = "mean"  # the default there
+    if "pooling_mode" in about:
+        modes = about["pooling_mode"]
+    elif any(name in about for name in _OLD):
+        modes = [_POOLINGS[ours][1] for name, ours in _OLD.items() if about.get(name) is True]
+    modes = [modes] if isinstance(modes, str) else modes
+    known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}
+    if not isinstance(modes, list) or not modes or not all(mode in list(known) for mode in modes):
+        raise InputError(f"{path}: pooling {shown(modes)} cannot be computed here, only {', '.join(known)}; {_ALONE}")
+    if not about.get("include_prompt", True) and has_prompts:
         raise InputError(f"{path}: include_prompt false, pooling without the prompt, cannot be computed here; {_ALONE}")
-    return known[modes[0]]
+    return [known[mode] for mode in modes]
 
 
-def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
+def _check_known(about: JsonObject, options: tuple[str, ...], where: Path) -> None:
+    """Raises: InputError for an option of an unknown name: nothing tells what it changes."""
+    if unknown := [name for name, value in about.items() if name not in options and value is not None]:
+        raise InputError(f"{where} has the option {shown(unknown[0])}, which is not known here; {_ALONE}")
+
+
+def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
     """Returns the settings of a dense layer, and its parameters."""
     about, where = read_object(folder / "config.json"), folder / "config.json"
-    names = {theirs: ours for ours, theirs in _ACTIVATIONS.items()}
-    activation = about.get("activation_function", _ACTIVATIONS["tanh"])
+    _check_known(about, _DENSE_OPTIONS, where)
+    computed = ("tanh", "relu", "gelu", "none")
+    names = {spelling: ours for ours in computed for spelling in _spellings(_ACTIVATIONS[ours])}
+    activation, has_bias = about.get("activation_function", _ACTIVATIONS["tanh"]), about.get("bias", True)
     for option, value, right in (
         ("activation_function", activation, activation in list(names)),
         ("use_residual", about.get("use_residual"), not about.get("use_residual")),
-        ("in_features", about.get("in_features"), about.get("in_features") == model.hidden_size),
+        ("in_features", about.get("in_features"), about.get("in_features") == input_size),
+        ("bias", has_bias, isinstance(has_bias, bool)),
     ):
         if not right:
             raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
     tensors, size = read_tensors(folder), about.get("out_features")
-    kernel, bias = (tensors.get(f"linear.{name}") for name in ("weight", "bias"))
-    if kernel is None or kernel.shape != (size, model.hidden_size) or (bias is not None and bias.shape != (size,)):
+    shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError(
-            f"{folder / WEIGHTS} has no linear.weight and linear.bias of {shown(size)} outputs; copy it again"
+            f"{folder} has other tensors than {' and '.join(shapes)} of {shown(size)} outputs, as {where.name} asks "
+            "for; copy both again"
         )
-    settings: dict[str, Any] = {"projection_size": size, "projection_activation": names[activation]}
-    bias = np.zeros(len(kernel)) if bias is None else bias
-    parts = {"kernel": kernel.T, "bias": bias}
-    return settings, {"projection": {name: np.ascontiguousarray(part, np.float32) for name, part in parts.items()}}
+    weight = tensors["linear.weight"]
+    settings: dict[str, Any] = {"projection_size": len(weight), "projection_activation": names[activation]}
+    parts = {"kernel": weight.T, "bias": tensors.get("linear.bias", np.zeros(len(weight)))}
+    with np.errstate(over="ignore"):  # of float64; a note tells
+        arrays = {name: np.ascontiguousarray(part, np.float32) for name, part in parts.items()}
+    return settings, {"projection": arrays}
 
 
-def _length(home: Path, directory: Path, model: ModelConfig, lowercase: bool) -> int:
+def _check_transformer(directory: Path) -> None:
+    """Raises: InputError if a model is not used as the encoder that it is here."""
+    where, about = _of_transformer(directory)
+    for option, allowed in {
+        "transformer_task": (None, "feature-extraction"),
+        "module_output_name": (None, "token_embeddings"),
+        "processing_kwargs": (None, {}),
+        "query_length": (None,),
+        "document_length": (None,),
+        "query_expansion": (None, False),
+    }.items():
+        if about.get(option) not in allowed:
+            raise InputError(f"{where}: {option} {shown(about[option])} cannot be computed here; {_ALONE}")
+    modalities = about.get("modality_config", {"text": _FORWARD})
+    if not isinstance(modalities, dict) or modalities.get("text") != _FORWARD:
+        raise InputError(f"{where}: modality_config {shown(modalities)} cannot be computed here; {_ALONE}")
+    for option in _ARGUMENTS:
+        value = about.get(option) or {}
+        if not isinstance(value, dict) or not value.keys() <= _HARMLESS:
+            raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+
+
+def _of_transformer(directory: Path) -> tuple[Path, JsonObject]:
+    """Returns the file that says how the model is used, and what it holds; {} if there is none."""
+    for name in _LENGTHS:
+        if about := read_object(directory / name):
+            return directory / name, about
+    return directory / _LENGTH, {}
+
+
+def _length(directory: Path, model: ModelConfig, lowercase: bool) -> int:
     """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
-    about = read_object(home / _LENGTH) | read_object(directory / _LENGTH)
+    where, about = _of_transformer(directory)
     if about.get("do_lower_case") and not lowercase:
-        raise InputError(f"{home}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
+        raise InputError(f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
     limit = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
-    if not (isinstance(limit, int | float) and limit >= 0):
-        raise InputError(f"{home}: max_seq_length {shown(limit)} is not a number of tokens; correct it")
+    if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit >= 0):
+        raise InputError(f"{where}: max_seq_length {shown(limit)} is not a number of tokens; correct it")
     return int(min(limit or model.max_positions, model.max_positions))

@@ -91,7 +91,8 @@ def sentence_embeddings(
     """Returns a vector for each text, [number of texts, H] float32.
 
     A model that was trained to embed texts, here or by sentence-transformers, does it as it was trained: with its own
-    pooling, normalization and most tokens, and the prompt of a `kind`, "query" or "passage"; "" is without a prompt.
+    pooling, normalization and most tokens, and the prompt of a `kind`: "query", "passage", or the name of another of
+    its prompts. "" takes its default prompt, which most models have not, or none.
 
     `pooling` "mean", which other models take, is the mean over the tokens of a text, [CLS] and [SEP] too; "cls" is the
     vector of [CLS]. Vectors of a model that was not trained to compare sentences tell little about similarity, those of
@@ -103,13 +104,14 @@ def sentence_embeddings(
         raise InputError("texts is a single text; give a list of them, such as [text]")
     if pooling not in ("", "mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
-    if kind not in ("", "query", "passage"):
-        raise InputError(f"kind {kind!r} is unknown; use query or passage, or leave it empty")
     settings, size = None if pooling or layer != -1 else bert.embedding, bert.config.hidden_size
+    prompts = {"query": "", "passage": ""} if settings is None else settings.embedding.prompts()
+    if kind not in ("", *prompts):
+        raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
     if settings is not None:
-        size = settings.embedding.projection_size or size
+        size = settings.embedding.vector_size(size)
         max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
-        prompt = {"query": settings.embedding.query_prompt, "passage": settings.embedding.passage_prompt}.get(kind, "")
+        prompt = prompts.get(kind or settings.embedding.default_prompt, "")
         if prompt:
             texts = cast(
                 Any, [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]

@@ -5,9 +5,10 @@ Sections that pre-training has too (optimizer, mesh, checkpoints, reports) are d
 """
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
 from bert_jax.settings.model import MOST_ROWS, ModelConfig
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
@@ -66,16 +67,26 @@ def numbers_of(text: str, name: str) -> tuple[float, ...]:
     return numbers
 
 
+POOLINGS = ("mean", "cls", "last", "max", "sqrt", "weighted")
+
+
 @dataclass(frozen=True)
 class EmbeddingConfig:
     """How a text becomes a vector, and what is learnt of vectors."""
 
-    pooling: str = "mean"  # of the last layer: "mean" of the tokens, "cls" the first token, or "last" the last
+    # of the last layer: "mean" of the tokens, "cls" the first, "last" the last, "max" the largest numbers, "sqrt" the
+    # sum over the root of the count, "weighted" the mean by place; several with commas stand side by side; "" is mean
+    pooling: str = ""
     projection_size: int = 0  # numbers of a vector after a dense layer; 0 has no such layer
-    projection_activation: str = "tanh"  # of that layer, "tanh" or "none"
+    projection_activation: str = "tanh"  # of that layer, "tanh", "relu", "gelu" or "none"
     normalize: bool = True  # vectors have length 1
+    kept_dimensions: int = 0  # leading numbers of a vector that are kept, after that; 0 keeps all
     query_prompt: str = ""  # written before an anchor or query, and before both texts of a graded pair
     passage_prompt: str = ""  # written before what is found: positives and negatives
+    other_prompts: str = ""  # prompts by other names, as JSON: {"clustering": "cluster: "}
+    default_prompt: str = ""  # name of the prompt of texts that are said to be neither queries nor passages
+    # whether what is at its default above comes from an embedding model that a run starts from; if not, it is as above
+    from_start: bool = True
     negative_columns: str = ""  # columns of hard negatives, separated by commas; "" takes the usual names
     # "infonce" (in-batch negatives), "triplet" (hard negatives alone), "cosent" or "cosine" (graded pairs); "" takes
     # infonce, or cosent for graded pairs
@@ -88,14 +99,41 @@ class EmbeddingConfig:
 
     def validate(self) -> None:
         check_numbers(self)
-        check_choice(self, "pooling", ("mean", "cls", "last"))
-        check_choice(self, "projection_activation", ("tanh", "none"))
+        if unknown := [name for name in self.poolings() if name not in POOLINGS]:
+            raise InputError(f"embedding.pooling {unknown[0]!r} is unknown; use some of {', '.join(POOLINGS)}")
+        check_choice(self, "projection_activation", ("tanh", "relu", "gelu", "none"))
         check_choice(self, "loss", ("", "infonce", "triplet", "cosent", "cosine"))
-        check_not_negative(self, "projection_size", most=MOST_ROWS)
+        check_not_negative(self, "projection_size kept_dimensions", most=MOST_ROWS)
+        if self.default_prompt not in ("", *self.prompts()):
+            raise InputError(
+                f"embedding.default_prompt {self.default_prompt!r} names no prompt; use {', '.join(self.prompts())}"
+            )
         for name, least in (("temperature", 1e-5), ("margin", 1e-15), ("best_score", 1e-15)):  # in float32, squared too
             if not least <= getattr(self, name) <= 1e15:
                 raise InputError(f"embedding.{name} {getattr(self, name)} is not in {least:g}..1e15; use like 0.05")
         self.sizes()
+
+    def poolings(self) -> list[str]:
+        """Returns the names of what stands side by side in a vector."""
+        return (self.pooling or "mean").split(",")
+
+    def prompts(self) -> dict[str, str]:
+        """Returns all prompts by name. Raises: InputError if `other_prompts` is not such an object."""
+        try:
+            others = json.loads(self.other_prompts or "{}")
+        except (ValueError, RecursionError):
+            others = None
+        if not isinstance(others, dict) or not all(isinstance(text, str) for text in others.values()):
+            raise InputError(
+                f"embedding.other_prompts {shown(self.other_prompts)} is not an object of texts; write like "
+                '{"clustering": "cluster: "}'
+            )
+        return others | {"query": self.query_prompt, "passage": self.passage_prompt, "document": self.passage_prompt}
+
+    def vector_size(self, hidden_size: int) -> int:
+        """Returns how many numbers a vector has, given those of a token's."""
+        size = self.projection_size or hidden_size * len(self.poolings())
+        return min(size, self.kept_dimensions or size)
 
     def sizes(self) -> tuple[int, ...]:
         """Returns the numbers of leading dimensions of Matryoshka, () without."""
@@ -112,11 +150,16 @@ class TaskConfig:
     # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression multilabel squad1 squad2 choice ner
     # embeddings
     name: str = ""
-    max_seq_length: int = 128  # tokens of a row; longer inputs are truncated, or cut into windows (squad)
+    # tokens of a row; longer inputs are truncated, or cut into windows (squad). embeddings: 0 takes the length of an
+    # embedding model that a run starts from, or 128
+    max_seq_length: int = 128
     # column of the text in your own tables or JSON lines; of files in columns (ner) its number, from 1; "" takes the
     # task's, the usual names, or the first
     text_column: str = ""
     second_text_column: str = ""  # column of the second text of a pair
+    # regression: what `predict` makes of the number, "" nothing, or "sigmoid", "tanh", "relu", as rerankers of
+    # sentence-transformers name it; training has the number itself
+    activation: str = ""
     num_texts: int = 0  # classification, regression, multilabel: 1, or 2 for pairs; 0 takes what the training data have
     label_column: str = ""  # column of the label; of files in columns (ner) its number, "" takes the last
     labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
@@ -139,11 +182,15 @@ class TaskConfig:
     def validate(self) -> None:
         check_numbers(self)
         self.embedding.validate()
-        check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
+        check_not_negative(self, "max_seq_length")
+        if self.name != "embeddings":
+            check_positive(self, "max_seq_length")
+        check_positive(self, "doc_stride max_query_length max_answer_length num_best")
         self.probe.validate()
         check_rates(self, "label_smoothing")
         if not self.label_separator:
             raise InputError("task.label_separator is empty; give what parts labels, such as , or |")
+        check_choice(self, "activation", ("", "sigmoid", "tanh", "relu"))
         numbers_of(self.thresholds, "task.thresholds")
         if self.class_weights != "balanced":
             numbers_of(self.class_weights, "task.class_weights")

@@ -48,8 +48,13 @@ def split_places(places: str) -> list[str]:
 
 
 def check_fetched(place: Path) -> None:
-    """Raises: InputError if a file, or one of a directory, is a pointer that Git LFS has not replaced by the file."""
+    """Raises: InputError if a file, or one of a directory, is a pointer that Git LFS has not replaced by the file.
+
+    Or if it is a pipe or a device, from which a program may wait or read for ever.
+    """
     for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if not path.is_dir():
+            check_is_file(path)
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(LFS_POINTER):
             raise InputError(f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
 

@@ -95,7 +95,7 @@ def regression_task(config: TaskConfig) -> Task:
         read=partial(read_texts, config, _NUMBERS, label_number, ""),
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(texts.make_rows, config, number_of),
-        decode=texts.decode_numbers,
+        decode=partial(texts.decode_numbers, config.activation),
         score=ranking if metric in RANKING_METRICS else texts.score_numbers,
         show=texts.Scored._asdict,
         write=partial(texts.write_split, lambda prediction: prediction.value),

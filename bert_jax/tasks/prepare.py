@@ -19,6 +19,7 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Row, Task, largest_type
 from bert_jax.tasks.catalog import USUAL, Own, make_task
+from bert_jax.tasks.embeddings.task import are_alone, from_start
 from bert_jax.tasks.evaluation import Data, make_split
 from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
@@ -45,11 +46,33 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
 
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
     """
-    task, start, data = prepare(config, load_start(config.init_checkpoint), own)
+    config, start = completed(config)
+    task, start, data = prepare(config, start, own)
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
+    is_simcse = config.task.name == "embeddings" and own.task is None and are_alone(data.train.examples)
+    if is_simcse and not model.hidden_dropout_rate and not model.attention_dropout_rate:
+        model = dataclasses.replace(model, hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
+        note = "texts alone differ from themselves by dropout only, and model has none: both its rates are 0.1"
+        start = dataclasses.replace(start, notes=(*start.notes, note))
     check_layers(config, model)
     return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data), own)
+
+
+def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
+    """Returns the settings with what embeddings take from the model to start from, and that model, which says so."""
+    start = load_start(config.init_checkpoint)
+    if config.task.name != "embeddings":
+        return config, start
+    task, lines = from_start(config.task, start.embedding)
+    params = dict(start.params)
+    kernel = params.get("projection", {}).get("kernel")
+    size = start.config.hidden_size * len(task.embedding.poolings())
+    if kernel is not None and kernel.shape != (size, task.embedding.projection_size):
+        del params["projection"]
+        lines.append(f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used")
+    start = dataclasses.replace(start, params=params, notes=(*start.notes, *lines))
+    return dataclasses.replace(config, task=task), start
 
 
 def load_start(init_checkpoint: str) -> Pretrained:

@@ -173,11 +173,19 @@ def decode_classes(
 
 
 def decode_numbers(
-    examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    activation: str, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
 ) -> list[Scored]:
-    """Returns the number of each example."""
+    """Returns the number of each example, through the activation of the settings."""
     del examples, rows
-    return [Scored(float(np.asarray(output).reshape(()))) for output in outputs]
+    return [Scored(float(_ACTIVATIONS[activation](np.asarray(output, np.float64).reshape(())))) for output in outputs]
+
+
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda number: number,
+    "sigmoid": lambda number: 0.5 * (1 + np.tanh(number / 2)),  # in which nothing overflows
+    "tanh": np.tanh,
+    "relu": lambda number: np.maximum(number, 0),
+}
 
 
 def score_classes(

@@ -119,7 +119,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         library = "transformers" if to == "hf" else "sentence-transformers"
         card = model_card(gather_records(source, *records), shown.removeprefix(HUB).rpartition("/")[2], library)
         options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
-        options["thresholds"] = bert.task_settings.get("thresholds", "")
+        options |= {name: bert.task_settings.get(name, "") for name in ("thresholds", "activation")}
         params = bert.params
         if to != "hf":
             settings = bert.embedding or TaskConfig(name="embeddings", max_seq_length=bert.config.max_positions)

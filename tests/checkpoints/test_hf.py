@@ -412,7 +412,8 @@ def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
         out = tmp_path / problem
         save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
         assert json.loads((out / "config.json").read_text())["problem_type"] == problem
-        assert load_hf(out).notes == ()
+        notes = load_hf(out).notes
+        assert notes == (("the number that is predicted is the output, as its files say",) if count == 1 else ())
         other = "single_label_classification" if count == 1 else "regression"
         setting(problem_type=other)(out)
         found = load_hf(out)

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
+from bert_jax.inference.predict import Predictor, load_predictor
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
 
@@ -34,7 +36,8 @@ def make(**settings):
     rng = np.random.default_rng(0)
     params = random_params(parts=())
     if size := embedding.projection_size:
-        kernel, bias = rng.normal(size=(MODEL.hidden_size, size)), rng.normal(size=size)
+        inputs = MODEL.hidden_size * len(embedding.poolings())
+        kernel, bias = rng.normal(size=(inputs, size)), rng.normal(size=size)
         params["projection"] = {"kernel": kernel.astype(np.float32), "bias": bias.astype(np.float32)}
     task = TaskConfig(name="embeddings", max_seq_length=20, embedding=embedding)
     return Pretrained(MODEL, params, make_tokenizer(203), "sentence_embedding", task_settings=to_dict(task))
@@ -65,10 +68,17 @@ TEXTS = ["".join(chr(97 + (number * place) % 26) for place in range(9)) for numb
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"pooling": "cls", "normalize": False},
+        {"pooling": "mean"},
+        {"pooling": "cls", "normalize": False, "kept_dimensions": 8},
         {"pooling": "last", "projection_size": 8, "projection_activation": "none", "passage_prompt": "a "},
-        {"projection_size": 8, "query_prompt": "ba: "},
+        {"pooling": "mean,cls,weighted", "projection_size": 8, "query_prompt": "ba: "},
+        {
+            "pooling": "max",
+            "passage_prompt": "d ",
+            "other_prompts": '{"passage": "x ", "sts": "s: "}',
+            "default_prompt": "sts",
+        },
+        {"pooling": "sqrt", "passage_prompt": "p ", "default_prompt": "document"},
     ],
 )
 def test_what_is_written_is_read_back(tmp_path, settings):
@@ -78,7 +88,7 @@ def test_what_is_written_is_read_back(tmp_path, settings):
     save_pretrained(found, tmp_path / "own")
     for kind in ("", "query", "passage"):
         expected = sentence_embeddings(bert, TEXTS, kind=kind)
-        assert expected.shape == (5, settings.get("projection_size", 32))
+        assert expected.shape == (5, 8 if "projection_size" in settings or "kept_dimensions" in settings else 32)
         for again in (found, load_pretrained(tmp_path / "own")):
             np.testing.assert_allclose(sentence_embeddings(again, TEXTS, kind=kind), expected, atol=1e-6)
 
@@ -102,29 +112,76 @@ def test_both_spellings_of_types_and_options(directory):
 def test_a_layer_without_bias_and_prompts_of_other_names(directory):
     kernel = np.ones((8, 32), np.float32)
     save_file({"linear.weight": kernel}, directory / "2_Dense" / "model.safetensors")
+    change(directory / "2_Dense" / "config.json", bias=False)
     change(
         directory / "config_sentence_transformers.json",
-        prompts={"passage": "p ", "clustering": "c "},
-        default_prompt_name="clustering",
+        prompts={"passage": "p ", "clustering": "c ", "query": None, "document": ""},
+        default_prompt_name="passage",
         similarity_fn_name="euclidean",
     )
     bert = load_pretrained(directory)
-    assert not bert.params["projection"]["bias"].any() and bert.embedding.embedding.passage_prompt == "p "
-    assert [note.partition(" is not")[0].partition(" are not")[0] for note in bert.notes] == [
-        "the prompts clustering",
-        'default_prompt_name "clustering"',
+    assert not bert.params["projection"]["bias"].any()
+    settings = bert.embedding.embedding
+    assert (settings.passage_prompt, settings.other_prompts) == ("p ", '{"clustering": "c "}')
+    assert settings.default_prompt == "document"  # as the prompt of passages is named from here on
+    assert [note.split(",")[0].partition(" is not")[0] for note in bert.notes] == [
+        "passages take the prompt named passage",
         'similarity_fn_name "euclidean"',
     ]
+
+
+@pytest.mark.parametrize(("kept", "size"), [(1, 1), (7, 7), (8, 8), (10**30, 8), (None, 8)])
+def test_vectors_are_cut_as_the_files_say(directory, kept, size):
+    before = sentence_embeddings(load_pretrained(directory), TEXTS)
+    change(directory / "config_sentence_transformers.json", truncate_dim=kept)
+    found = sentence_embeddings(load_pretrained(directory), TEXTS)
+    np.testing.assert_array_equal(found, before[:, :size])  # after they had length 1, as there
+
+
+def test_any_prompt_can_be_chosen(directory):
+    """As encode_query, encode_document, prompt_name and encode of sentence-transformers do."""
+    prompts = {"query": "ab ", "passage": "cd ", "corpus": "ef ", "sts": "gh "}
+    change(directory / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="sts")
+    bert = load_pretrained(directory)
+    change(directory / "config_sentence_transformers.json", prompts={}, default_prompt_name=None)
+    bare = load_pretrained(directory)
+    chosen = {"query": "ab ", "passage": "cd ", "document": "cd ", "corpus": "ef ", "sts": "gh ", "": "gh "}
+    for kind, prompt in chosen.items():
+        expected = sentence_embeddings(bare, [prompt + text for text in TEXTS])
+        np.testing.assert_array_equal(sentence_embeddings(bert, TEXTS, kind=kind), expected)
+    with pytest.raises(InputError, match="kind 'other' is unknown; use corpus, sts, query, passage, document, or"):
+        sentence_embeddings(bert, TEXTS, kind="other")
+
+
+def test_numbers_of_a_layer_that_are_none_are_said(directory):
+    kernel = np.full((8, 32), np.nan, np.float32)
+    arrays = {"linear.weight": kernel, "linear.bias": np.full(8, 1e300)}
+    save_file(arrays, directory / "2_Dense" / "model.safetensors")
+    (note,) = load_pretrained(directory).notes
+    assert "2_Dense/model.safetensors: projection/bias, projection/kernel hold NaN or numbers beyond float32" in note
 
 
 @pytest.mark.parametrize(
     ("file", "values", "problem"),
     [
-        ("1_Pooling/config.json", {"pooling_mode": "max"}, r'pooling \["max"\] cannot be computed here, only mean'),
-        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, r'pooling \["cls", "mean"\] cannot be computed'),
-        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling .*max_tokens.* cannot be computed here"),
+        ("1_Pooling/config.json", {"pooling_mode": "min"}, r'pooling \["min"\] cannot be computed here, only cls, max'),
+        ("1_Pooling/config.json", {"pooling_mode": []}, r"pooling \[\] cannot be computed"),
+        ("1_Pooling/config.json", {"pooling_mode": None}, "pooling null cannot be computed"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"pooling \[\] cannot be computed here"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": "yes"}, r"pooling \[\] cannot be computed here"),
+        ("1_Pooling/config.json", {"pooling_mode_min": True}, 'has the option "pooling_mode_min", which is not known'),
+        ("2_Dense/config.json", {"scale": 2}, 'has the option "scale", which is not known here'),
+        ("2_Dense/config.json", {"bias": False}, "has other tensors than linear.weight of 8 outputs"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, 'model_type "SparseEncoder" cannot be'),
+        ("1_Pooling/config.json", {"include_prompt": 0}, "include_prompt false, pooling without the prompt"),
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim 0 is not a number of dimensions"),
+        ("config_sentence_transformers.json", {"truncate_dim": "8"}, 'truncate_dim "8" is not a number of dim'),
+        ("config_sentence_transformers.json", {"default_prompt_name": "x"}, 'default_prompt_name "x" is not the name'),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, 'transformer_task "fill-mask" cannot be'),
+        ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config_args .*relu.* cannot be"),
+        ("sentence_bert_config.json", {"max_seq_length": True}, "max_seq_length true is not a number of tokens"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt false, pooling without the prompt"),
-        ("2_Dense/config.json", {"activation_function": "torch.nn.GELU"}, 'activation_function "torch.nn.GELU" cannot'),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.ELU"}, 'activation_function "torch.nn.ELU" cannot'),
         ("2_Dense/config.json", {"use_residual": True}, "use_residual true cannot be computed here"),
         (
             "2_Dense/config.json",
@@ -134,8 +191,16 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
         ("2_Dense/config.json", {"module_output_name": "other"}, 'module_output_name "other" cannot be computed here'),
         ("3_Normalize/config.json", {"module_input_name": "token_embeddings"}, 'module_input_name "token_embeddings"'),
         ("2_Dense/config.json", {"in_features": 5}, "in_features 5 cannot be computed here"),
-        ("2_Dense/config.json", {"out_features": 9}, "has no linear.weight and linear.bias of 9 outputs"),
-        ("2_Dense/config.json", {"out_features": "8"}, 'has no linear.weight and linear.bias of "8" outputs'),
+        (
+            "2_Dense/config.json",
+            {"out_features": 9},
+            "has other tensors than linear.weight and linear.bias of 9 outputs",
+        ),
+        (
+            "2_Dense/config.json",
+            {"out_features": "8"},
+            'has other tensors than linear.weight and linear.bias of "8" outputs',
+        ),
         ("2_Dense/config.json", {"activation_function": [1]}, r"activation_function \[1\] cannot be computed here"),
         ("1_Pooling/config.json", {"pooling_mode": [{"cls": 1}]}, "pooling .*cls.* cannot be computed here"),
         ("sentence_bert_config.json", {"max_seq_length": float("nan")}, "max_seq_length NaN is not a number of tokens"),
@@ -178,11 +243,53 @@ def test_other_modules_are_named(directory, kinds, problem):
     assert load_pretrained(directory).task == "encoder"
 
 
-def test_a_path_that_no_file_system_has_is_one_line(directory):
+@pytest.mark.parametrize(
+    ("number", "values", "problem"),
+    [
+        (2, {"path": "2_Dense" * 1000}, "the path .* of Dense is not a folder in this directory"),
+        (1, {"path": None}, "the path null of Pooling is not a folder in this directory"),
+        (1, {"path": 5}, "the path 5 of Pooling is not a folder"),
+        (1, {"path": "../1_Pooling"}, 'the path "../1_Pooling" of Pooling is not a folder'),
+        (1, {"path": "/etc"}, 'the path "/etc" of Pooling is not a folder'),
+        (1, {"path": "1_Other"}, "names 1_Other for Pooling, and there is no .*1_Other/config.json; copy it as well"),
+        (2, {"path": "Other"}, "names Other for Dense, and there is no .*Other/config.json"),
+        (0, {"path": "1_Pooling"}, "has its Transformer in .*1_Pooling, not here; give that folder"),
+        (0, {"path": "0_Missing"}, "has its Transformer in .*0_Missing, not here"),
+        (1, {"type": "evil.package.Pooling"}, 'has the module "evil.package.Pooling", which cannot be computed here'),
+        (1, {"type": "sentence_transformers.models.evil"}, "has the module evil, which cannot be computed here"),
+        (1, {"type": None}, "has the module null, which cannot be computed here"),
+    ],
+)
+def test_modules_that_are_not_there_are_named(directory, number, values, problem):
     modules = json.loads((directory / MODULES).read_text())
-    modules[2]["path"] = "2_Dense" * 1000
+    modules[number] |= values
     (directory / MODULES).write_text(json.dumps(modules))
-    with pytest.raises(InputError, match="in_features null cannot be computed here"):
+    with pytest.raises(InputError, match=problem):
+        load_pretrained(directory)
+
+
+def test_folders_without_settings_may_be_missing(directory):
+    """Git keeps no empty folders, so clones of many models lack that of Normalize; Dropout does nothing."""
+    before = load_pretrained(directory).embedding
+    modules = json.loads((directory / MODULES).read_text())
+    modules.insert(2, {"type": OLD + "Dropout", "path": "2_Dropout"})
+    (directory / MODULES).write_text(json.dumps(modules))
+    (directory / "3_Normalize").rmdir()
+    assert load_pretrained(directory).embedding == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["modules.json", "config.json", "model.safetensors", "vocab.txt", "1_Pooling/config.json", "2_Dense/x.bin"],
+)
+def test_a_pipe_among_the_files_does_not_hang(directory, name):
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    with pytest.raises(InputError, match=f"{name} is not a file, but a directory, a pipe or a device"):
+        load_pretrained(directory)
+    (directory / name).unlink()
+    (directory / name).symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=f"{name} is not a file, but a directory, a pipe or a device"):
         load_pretrained(directory)
 
 
@@ -207,3 +314,53 @@ def test_a_reranker_is_the_classifier_that_it_is(tmp_path):
     about.write_text('{"model_type": "SentenceTransformer"}')
     with pytest.raises(InputError, match="has the modules Transformer, in this order"):
         load_pretrained(tmp_path / "out")
+
+
+OF_TORCH = "torch.nn.modules.activation."
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_modules", "expected", "note"),
+    [
+        ({}, None, "sigmoid", "the number that is predicted is the sigmoid of the output, by default"),
+        ({"problem_type": "regression"}, None, "", "its problem_type is regression; CrossEncoder would give"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Identity"}}, None, "", "the output, as its files say"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, None, "", "as its files say"),
+        (
+            {"problem_type": "regression", "sbert_ce_default_activation_function": OF_TORCH + "Sigmoid"},
+            *(None, "sigmoid", "the sigmoid of the output, as its files say"),
+        ),
+        ({"sentence_transformers": {"activation_fn": OF_TORCH + "Tanh"}}, "torch.nn.ReLU", "relu", "relu of the"),
+        ({"sentence_transformers": {"activation_fn": OF_TORCH + "Tanh"}}, None, "tanh", "tanh of the"),
+        ({"sbert_ce_default_activation_function": "evil.Run"}, None, "sigmoid", 'activation "evil.Run" is code'),
+        ({}, "torch.nn.ELU", None, 'the activation "torch.nn.ELU" cannot be computed here'),
+        ({}, ["torch"], "sigmoid", "is code"),
+    ],
+)
+def test_the_activation_of_a_reranker(tmp_path, of_model, of_modules, expected, note):
+    rest = (make_tokenizer(203), "sequence_classification", ())
+    save_hf(tmp_path / "ce", MODEL, random_params(num_classes=1, parts=("pooler", "classifier")), *rest)
+    config = json.loads((tmp_path / "ce" / "config.json").read_text())
+    assert config.pop("sentence_transformers") == {"activation_fn": "torch.nn.modules.linear.Identity"}
+    assert load_predictor(tmp_path / "ce").task.config.activation == "" and config.pop("problem_type")
+    (tmp_path / "ce" / "config.json").write_text(json.dumps(config | of_model))
+    if of_modules:
+        (tmp_path / "ce" / MODULES).write_text(json.dumps([{"type": OLD + "Transformer", "path": ""}]))
+        change(
+            tmp_path / "ce" / "config_sentence_transformers.json", model_type="CrossEncoder", activation_fn=of_modules
+        )
+        change(tmp_path / "ce" / "sentence_bert_config.json", transformer_task="sequence-classification")
+        change(tmp_path / "ce" / "tokenizer_config.json", model_max_length=12)  # which cuts pairs there
+    if expected is None:
+        with pytest.raises(InputError, match=note):
+            load_pretrained(tmp_path / "ce")
+        return
+    predict = load_predictor(tmp_path / "ce")
+    assert any(note in line for line in predict.bert.notes), predict.bert.notes
+    assert predict.task.config.max_seq_length == (12 if of_modules else MODEL.max_positions)
+    plain = Predictor(dataclasses.replace(predict.bert, task_settings={}))(TEXTS)
+    of = {"": lambda x: x, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: max(x, 0.0)}
+    assert [each.value for each in predict(TEXTS)] == pytest.approx([of[expected](each.value) for each in plain])
+    more = {"activation": predict.bert.task_settings.get("activation", "")}
+    save_hf(tmp_path / "again", MODEL, predict.bert.params, *rest, **more)
+    assert load_predictor(tmp_path / "again").task.config.activation == expected

@@ -60,28 +60,87 @@ def test_it_loads_ours(st, tmp_path, pooling):
     np.testing.assert_allclose(found, theirs.encode_query(texts), atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
-def test_we_load_what_it_has_written(st, repository, tmp_path, mode):
+@pytest.fixture(scope="module")
+def small(st, repository, tmp_path_factory):
+    """Returns the directory of a small BERT of transformers, and its tokenizer and configuration."""
     import torch
     import transformers
-    from sentence_transformers.base.modules import Dense, Normalize, Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
 
     torch.manual_seed(0)
     vocab = repository / "tests" / "fixtures" / "tokenizer"
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(vocab), tokenizer_type="bert")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes)
-    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
-    tokenizer.save_pretrained(tmp_path / "bert")
-    modules = [Transformer(str(tmp_path / "bert"), max_seq_length=40), Pooling(32, mode), Dense(32, 16), Normalize()]
-    theirs = st.SentenceTransformer(modules=modules, prompts={"query": "find: ", "document": "the "}, device="cpu")
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, num_labels=1, **sizes)
+    directory = tmp_path_factory.mktemp("small") / "bert"
+    transformers.BertModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory, tokenizer, config
+
+
+@pytest.mark.parametrize(
+    ("mode", "activation", "options"),
+    [
+        ("mean", "Tanh", {}),
+        ("cls", "ReLU", {"truncate_dim": 8}),
+        ("lasttoken", "Identity", {"default_prompt_name": "sts"}),
+        ("max", "GELU", {"truncate_dim": 64}),
+        ("mean_sqrt_len_tokens", "Tanh", {"default_prompt_name": "query"}),
+        (["cls", "max"], "GELU", {"truncate_dim": 8, "default_prompt_name": "document"}),
+        (["weightedmean", "mean", "lasttoken"], "ReLU", {}),  # in another order than older versions have
+    ],
+)
+def test_we_load_what_it_has_written(st, small, tmp_path, mode, activation, options):
+    import torch
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Dropout, Pooling
+
+    size = 32 * (1 if isinstance(mode, str) else len(mode))
+    has_bias = activation != "GELU"
+    dense = Dense(size, 16, bias=has_bias, activation_function=getattr(torch.nn, activation)())
+    modules = [Transformer(str(small[0]), max_seq_length=40), Pooling(32, mode), Dropout(0.5), dense]
+    prompts = {"query": "find: ", "document": "the ", "sts": "small "}
+    modules += [] if activation == "ReLU" else [Normalize()]
+    theirs = st.SentenceTransformer(modules=modules, prompts=prompts, device="cpu", **options)
     theirs.save(str(tmp_path / "st"))
+    convert(tmp_path / "st", tmp_path / "again")
+    theirs = [st.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("st", "again")]
     bert = bert_jax.load_pretrained(tmp_path / "st")
-    with pytest.warns(UserWarning, match="more than 40 tokens"):
-        np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, TEXTS), theirs.encode(TEXTS), atol=1e-5)
-        found = bert_jax.sentence_embeddings(bert, TEXTS, kind="passage")
-    np.testing.assert_allclose(found, theirs.encode_document(TEXTS), atol=1e-5)
+    for each in theirs:
+        with pytest.warns(UserWarning, match="more than 40 tokens"):
+            for kind, encode in (("", each.encode), ("query", each.encode_query), ("passage", each.encode_document)):
+                np.testing.assert_allclose(
+                    bert_jax.sentence_embeddings(bert, TEXTS, kind=kind), encode(TEXTS), atol=1e-5
+                )
+            expected = each.encode(TEXTS, prompt_name="sts")
+            np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, TEXTS, kind="sts"), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sbert_ce_default_activation_function": "torch.nn.Tanh"},
+    ],
+)
+def test_rerankers_give_the_same_numbers(st, small, tmp_path, keys):
+    import transformers
+
+    transformers.BertForSequenceClassification(
+        transformers.BertConfig(**small[2].to_dict() | {"num_labels": 1} | keys)
+    ).save_pretrained(tmp_path / "hf")
+    small[1].save_pretrained(tmp_path / "hf")
+    pairs = [("a small house", text[:40]) for text in TEXTS]
+    theirs = st.CrossEncoder(str(tmp_path / "hf"), device="cpu")
+    expected = theirs.predict(pairs)
+    theirs.save(str(tmp_path / "st"))
+    command = [sys.executable, "-m", "bert_jax", "convert_checkpoint", f"--input={tmp_path}/st", "--to=hf"]
+    subprocess.run([*command, f"--output={tmp_path}/again"], check=True, capture_output=True)
+    for name in ("hf", "st", "again"):
+        found = [each.value for each in bert_jax.load_predictor(tmp_path / name)(pairs)]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        again = st.CrossEncoder(str(tmp_path / name), device="cpu")
+        np.testing.assert_allclose(again.predict(pairs), expected, atol=1e-6)
 
 
 def test_a_real_model(st, tmp_path):

@@ -18,10 +18,9 @@ from bert_jax.batch import Array, Batch
 from bert_jax.devices.sharding import constrain_rows, num_row_shards, whole
 from bert_jax.errors import InputError
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.encoder import Encoded, last_positions
+from bert_jax.model.encoder import Encoded, last_positions, mean_of_sequences, positions_in_sequence
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import constant_zeros
-from bert_jax.model.heads.probe import mean_of_sequences
 from bert_jax.model.layers import Dense
 from bert_jax.model.losses import Pair
 from bert_jax.model.teaching import class_divergence
@@ -51,20 +50,46 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
         """Returns float32 vectors [B, M, K]."""
-        settings, places = self.settings, batch.cls_positions.astype(jnp.int32)
-        size = settings.projection_size or self.config.hidden_size
+        settings = self.settings
+        size = settings.vector_size(self.config.hidden_size)
         if (most := max(settings.sizes(), default=0)) > size:
             raise InputError(f"embedding.dimensions has {most}, and vectors have {size} numbers; use {size} at most")
-        if settings.pooling == "mean":
-            precision = self.config.matmul_precision
-            vectors = mean_of_sequences(encoded.hidden, batch.sequence_ids, places.shape[1], precision)
-        else:
-            places = places if settings.pooling == "cls" else last_positions(batch.sequence_ids, places)
-            vectors = jnp.take_along_axis(encoded.hidden, places[..., None], axis=1).astype(jnp.float32)
+        parts = [_pooled(name, encoded.hidden, batch, self.config.matmul_precision) for name in settings.poolings()]
+        vectors = jnp.concatenate(parts, axis=-1)
         if settings.projection_size:
-            vectors = Dense(self.config, size, "float32", name="projection")(vectors)
-            vectors = jnp.tanh(vectors) if settings.projection_activation == "tanh" else vectors
-        return normalized(vectors) if settings.normalize else vectors
+            vectors = Dense(self.config, settings.projection_size, "float32", name="projection")(vectors)
+            vectors = _ACTIVATIONS[settings.projection_activation](vectors)
+        return (normalized(vectors) if settings.normalize else vectors)[..., :size]
+
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "none": lambda vectors: vectors,
+}
+
+
+def _pooled(name: str, hidden: jax.Array, batch: Batch, precision: str) -> jax.Array:
+    """Returns what one of `POOLINGS` makes of the tokens' vectors [B, L, H] of each sequence, [B, M, H] float32."""
+    ids, first = batch.sequence_ids, batch.cls_positions.astype(jnp.int32)
+    if name in ("cls", "last"):
+        places = first if name == "cls" else last_positions(ids, first)
+        return jnp.take_along_axis(hidden, places[..., None], axis=1).astype(jnp.float32)
+    num_places = first.shape[1]
+    inside = ids[..., None] == jnp.arange(1, num_places + 1)  # [B, L, M]
+    if name == "max":
+
+        def largest(inside: jax.Array) -> jax.Array:  # of one place, [B, L], so that [B, M, L, H] is never held
+            values = jnp.where(inside[..., None], hidden.astype(jnp.float32), -jnp.inf)
+            return jnp.where(jnp.any(inside, axis=1)[:, None], jnp.max(values, axis=1), 0)
+
+        return jnp.moveaxis(jax.lax.map(largest, jnp.moveaxis(inside, -1, 0)), 0, 1)
+    counts = jnp.sum(inside, axis=1, dtype=jnp.float32)[..., None]  # [B, M, 1]
+    if name == "weighted":  # 1, 2, ... by place
+        hidden = hidden * (positions_in_sequence(ids) + 1.0)[..., None]
+    mean = mean_of_sequences(hidden, ids, num_places, precision)
+    return mean * {"mean": 1.0, "sqrt": jnp.sqrt(counts), "weighted": 2 / (counts + 1)}[name]
 
 
 def normalized(vectors: jax.Array) -> jax.Array:
@@ -286,7 +311,7 @@ def _mean_of(outputs: Sequence[jax.Array]) -> jax.Array:
 def _as_set(head: Head, config: TaskConfig) -> Head:
     """Returns the head that pools, projects and learns as the settings of a task say."""
     settings = config.embedding
-    if settings == EmbeddingConfig():
+    if settings in (EmbeddingConfig(), EmbeddingConfig(pooling="mean")):
         return head
     return dataclasses.replace(
         head,

@@ -10,7 +10,7 @@ SEQUENCES = Head(
     usual_task=lambda num_outputs: "regression" if num_outputs == 1 else "classification",
     probe="sequences",
     exported=lambda logits: logits[:, 0],
-    about_exported="logits [B, K], in the order of the labels; of a regression [B, 1], the number.",
+    about_exported="logits [B, K], in the order of the labels; of a regression [B, 1], the number before `activation`.",
     architecture="BertForSequenceClassification",
     pipeline="text-classification",
     has_labels=True,

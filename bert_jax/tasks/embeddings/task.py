@@ -8,13 +8,13 @@ pairs, or BEIR's corpus, for those that belong to each query.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.embedding import EMBEDDINGS
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
@@ -26,6 +26,12 @@ from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
 _DEPTH = 100  # of rankings
+_USUAL_LENGTH = 128
+# Of `EmbeddingConfig`, what comes from an embedding model that a run starts from, where it is at its default.
+_OF_START = (
+    *("pooling", "projection_size", "projection_activation", "normalize", "kept_dimensions"),
+    *("query_prompt", "passage_prompt", "other_prompts", "default_prompt"),
+)
 METRICS = (*scores.RANKING_METRICS, *NUMBER_METRICS)
 
 
@@ -37,6 +43,7 @@ class Embedded(NamedTuple):
 
 def embedding_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """Returns the task of embeddings, which has no classes. Raises: InputError if a setting cannot be used."""
+    config = dataclasses.replace(config, max_seq_length=config.max_seq_length or _USUAL_LENGTH)
     check_length(config)
     return Task(
         config=config,
@@ -52,6 +59,34 @@ def embedding_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         write=_write,
         settle=partial(_settle, config),
     )
+
+
+def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig, list[str]]:
+    """Returns the settings, with what they leave open as in an embedding model to start from, and lines about it."""
+    usual = {name: getattr(EmbeddingConfig(), name) for name in _OF_START} | {"max_seq_length": 0}
+
+    def settings_of(task: TaskConfig) -> dict[str, Any]:
+        own = {name: getattr(task.embedding, name) for name in _OF_START}
+        return own | {"max_seq_length": task.max_seq_length}
+
+    given = settings_of(config)
+    own = usual if start is None else settings_of(start)
+    is_open = {name: config.embedding.from_start and value == usual[name] for name, value in given.items()}
+    chosen = {name: own[name] if is_open[name] else value for name, value in given.items()}
+    chosen["max_seq_length"] = chosen["max_seq_length"] or _USUAL_LENGTH
+    taken = [f"{name} {shown(value)}" for name, value in chosen.items() if value == own[name] != usual[name]]
+    other = [f"{name} {shown(value)} (not {shown(own[name])})" for name, value in chosen.items() if value != own[name]]
+    lines = [f"from it: {', '.join(taken)}"] if taken else []
+    lines += [f"from the settings: {', '.join(other)}"] if other and start is not None else []
+    chosen["pooling"] = chosen["pooling"] or "mean"
+    length = chosen.pop("max_seq_length")
+    embedding = dataclasses.replace(config.embedding, **chosen)
+    return dataclasses.replace(config, max_seq_length=length, embedding=embedding), lines
+
+
+def are_alone(examples: Sequence[TextsExample]) -> bool:
+    """Returns whether each text is its own positive, as in SimCSE."""
+    return all(example.texts[:1] == example.texts[1:] for example in examples)
 
 
 def _settle(config: TaskConfig, examples: Sequence[TextsExample]) -> TaskConfig:
@@ -114,7 +149,7 @@ def _make_rows(config: TaskConfig, examples: Sequence[TextsExample], tokenizer: 
     same = 0
     for number, example in enumerate(examples):
         parts = [fitted[example.is_query(index), text] for index, text in enumerate(example.texts)]
-        texts = [numbers.setdefault(ids[1 + skipped :].tobytes(), len(numbers)) for ids, skipped in parts]
+        texts = [numbers.setdefault(known, len(numbers)) for _, known in parts]
         same += texts[1] in texts[2:]
         ids = np.concatenate([part for part, _ in parts])
         lengths = tuple(len(part) for part, _ in parts)
@@ -132,14 +167,14 @@ def _keys(examples: Sequence[TextsExample]) -> list[tuple[bool, str]]:
 
 def fit_prompted(
     config: TaskConfig, keys: Sequence[tuple[bool, str]], tokenizer: Tokenizer
-) -> tuple[dict[tuple[bool, str], tuple[np.ndarray, int]], int]:
-    """Returns [CLS] prompt text [SEP] of each text, with its number of prompt tokens, and the number of texts cut.
+) -> tuple[dict[tuple[bool, str], tuple[np.ndarray, bytes]], int]:
+    """Returns [CLS] prompt text [SEP] of each text, the same bytes for texts of the same tokens, and how many were cut.
 
     Raises: InputError if a prompt leaves no room for a text.
     """
     prompts = {True: config.embedding.query_prompt, False: config.embedding.passage_prompt}
-    skipped = {kind: len(tokenizer.encode(prompt)) for kind, prompt in prompts.items()}
-    for kind, count in skipped.items():
+    counts = {kind: len(tokenizer.encode(prompt)) for kind, prompt in prompts.items()}
+    for kind, count in counts.items():
         if count + 3 > config.max_seq_length:
             raise InputError(
                 f"the prompt {prompts[kind]!r:.60} has {count} tokens, and task.max_seq_length {config.max_seq_length} "
@@ -147,7 +182,12 @@ def fit_prompted(
             )
     encoded = tokenizer.encode_batch([prompts[kind] + text for kind, text in keys])
     joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
-    texts = {key: (row.token_ids, skipped[key[0]]) for key, row in zip(keys, joined)}
+    # A prompt may end within a word of the text, so texts are compared by their own tokens, as far as there is room.
+    alone = tokenizer.encode_batch([text for _, text in keys]) if any(prompts.values()) else encoded
+    room = config.max_seq_length - 2 - max(counts.values())
+    texts = {
+        key: (row.token_ids, np.asarray(ids[:room], np.int32).tobytes()) for key, row, ids in zip(keys, joined, alone)
+    }
     return texts, sum(row.was_cut for row in joined)
 
 

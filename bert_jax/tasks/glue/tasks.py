@@ -63,9 +63,13 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     if glue.classes:
         return task
     return dataclasses.replace(
-        task, labels=(), make_rows=partial(texts.make_rows, config, number_of), decode=texts.decode_numbers,
-        score=texts.score_numbers, find_labels=lambda examples: (),
-    )  # fmt: skip
+        task,
+        labels=(),
+        make_rows=partial(texts.make_rows, config, number_of),
+        decode=partial(texts.decode_numbers, ""),
+        score=texts.score_numbers,
+        find_labels=lambda examples: (),
+    )
 
 
 def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[int]:

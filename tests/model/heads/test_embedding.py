@@ -9,7 +9,7 @@ import pytest
 from bert_jax.batch import Batch
 from bert_jax.model.heads import embedding
 from bert_jax.model.heads.embedding import EMBEDDINGS, LOSSES, Texts
-from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.finetuning import POOLINGS, EmbeddingConfig, TaskConfig
 
 RNG = np.random.default_rng(0)
 # Six examples of an anchor, a positive and two hard negatives, of which some are missing, and an empty place.
@@ -178,3 +178,29 @@ def test_several_teachers_say_the_mean_of_their_cosines():
     both = np.asarray(EMBEDDINGS.mean_of([VECTORS, WANTED]))
     cosines = [np.einsum("EK,CK->EC", each[:, 0], each[:, 1]) for each in map(unit, (VECTORS, WANTED, both))]
     np.testing.assert_allclose(cosines[2], (cosines[0] + cosines[1]) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_each_text_of_a_row_is_pooled_alone(name):
+    ids = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 0, 0]], np.int32)
+    first, hidden = np.array([[0, 3, 0], [0, 1, 0]]), RNG.normal(size=(2, 7, 4)).astype(np.float32)
+    of_text = {
+        "mean": lambda tokens: tokens.mean(0),
+        "cls": lambda tokens: tokens[0],
+        "last": lambda tokens: tokens[-1],
+        "max": lambda tokens: tokens.max(0),
+        "sqrt": lambda tokens: tokens.sum(0) / np.sqrt(len(tokens)),
+        "weighted": lambda tokens: np.arange(1, len(tokens) + 1) @ tokens / np.arange(1, len(tokens) + 1).sum(),
+    }[name]
+    expected = [[of_text(hidden[row][ids[row] == number]) for number in (1, 2)] for row in range(2)]
+    batch = Batch(ids, ids, ids, first, np.ones_like(first))
+
+    def pooled(hidden):
+        return embedding._pooled(name, hidden, batch, "highest")
+
+    found = jax.jit(pooled)(hidden)
+    np.testing.assert_allclose(found[:, :2], expected, atol=1e-6)
+    if name not in ("cls", "last"):  # whose empty places have some token's vector
+        assert not np.any(found[:, 2])
+    gradient = jax.grad(lambda hidden: jnp.sum(pooled(hidden)[:, :2] ** 2))(hidden)
+    assert np.isfinite(gradient).all() and not np.any(np.asarray(gradient)[ids == 0])

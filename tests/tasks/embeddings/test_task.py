@@ -18,15 +18,18 @@ from bert_jax.settings.finetuning import (
     EmbeddingConfig,
     FinetuneConfig,
     FinetuneDataConfig,
+    FinetuneModelConfig,
     FinetuneTrainConfig,
     TaskConfig,
 )
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.tasks.batches import choose_batching, flops_of_epoch, sizes_for, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.read import SAME, TextsExample
-from bert_jax.tasks.embeddings.task import Embedded
+from bert_jax.tasks.embeddings.task import Embedded, from_start
 from bert_jax.tasks.layouts import needed_flops
+from bert_jax.tasks.prepare import completed, open_task
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.training.report import read_metrics
 
@@ -91,6 +94,94 @@ def test_rows_of_training_are_examples_whose_equal_texts_have_equal_numbers(toke
         InputError, match=r"has 14 tokens, and task\.max_seq_length 16 leaves no room for a text after it"
     ):
         task(query_prompt="the " * 14).make_rows(examples, tokenizer, True)
+
+
+def test_equal_texts_are_known_without_their_prompts(tokenizer):
+    """A prompt that ends in a letter may join the first word of a text, and then has no tokens of its own."""
+    names = {"query_prompt": "b", "passage_prompt": "b"}
+    made = task(**names).make_rows(
+        [TextsExample(("an bas", "das bas")), TextsExample(("an dar", "an bas"))], tokenizer, True
+    )
+    assert [row.label for row in made.rows] == [(0.0, 0, 1), (0.0, 2, 0)]
+    long = [TextsExample(("ban " * 20, "ban " * 30))]  # of which only equal tokens are read
+    assert task().make_rows(long, tokenizer, True).rows[0].label == (0.0, 0, 0)
+
+
+OWN = {"pooling": "cls", "normalize": False, "query_prompt": "the ", "other_prompts": '{"sts": "s "}'}
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "length", "expected", "lines"),
+    [
+        (None, {}, 0, {"pooling": "mean"}, []),
+        (
+            OWN | {"projection_size": 8},
+            *({}, 0, OWN | {"projection_size": 8}),
+            ['from it: pooling "cls", projection_size 8, normalize false, query_prompt "the ", other_prompts '
+             '"{\\"sts\\": \\"s \\"}", max_seq_length 20'],
+        ),
+        (
+            OWN,
+            *({"pooling": "mean", "query_prompt": "find "}, 32, OWN | {"pooling": "mean", "query_prompt": "find "}),
+            ['from it: normalize false, other_prompts "{\\"sts\\": \\"s \\"}"',
+             'from the settings: pooling "mean" (not "cls"), query_prompt "find " (not "the "), '
+             "max_seq_length 32 (not 20)"],
+        ),
+        (
+            *({"pooling": "cls"}, {"from_start": False}, 0, {"pooling": "mean", "from_start": False}),
+            ['from the settings: pooling "" (not "cls"), max_seq_length 128 (not 20)'],
+        ),
+        ({"projection_size": 8}, {"projection_size": 4}, 20, {"pooling": "mean", "projection_size": 4},
+         ["from it: max_seq_length 20", "from the settings: projection_size 4 (not 8)",
+          "its projection, from 32 to 8 numbers, is not used"]),
+    ],
+)  # fmt: skip
+def test_what_the_settings_leave_open_comes_from_the_start(start, tmp_path, own, settings, length, expected, lines):
+    bert = bert_jax.load_pretrained(start)
+    if own is not None:
+        params = {"encoder": bert.params["encoder"]}
+        if size := own.get("projection_size"):
+            params["projection"] = {"kernel": np.ones((32, size), np.float32), "bias": np.ones(size, np.float32)}
+        of_it = TaskConfig(name="embeddings", max_seq_length=20, embedding=EmbeddingConfig(**own))
+        bert = dataclasses.replace(bert, params=params, task=EMBEDDINGS.name, task_settings=to_dict(of_it))
+    bert_jax.save_pretrained(bert, tmp_path / "start")
+    asked = TaskConfig(name="embeddings", max_seq_length=length, embedding=EmbeddingConfig(**settings))
+    data = FinetuneDataConfig(path=write_pairs(tmp_path / "train.tsv", 4, 0), batch_size=4)
+    config = FinetuneConfig(task=asked, data=data, init_checkpoint=str(tmp_path / "start"))
+    config.validate()
+    if own is None:  # with 64 positions
+        with pytest.raises(InputError, match="max_seq_length 128 is above the 64 positions"):
+            open_task(config)
+        config = dataclasses.replace(config, task=dataclasses.replace(asked, max_seq_length=16))
+    elif not settings.get("from_start", True):
+        with pytest.raises(InputError, match="max_seq_length 128 is above the 64 positions"):
+            open_task(config)
+        assert from_start(asked, bert.embedding)[1] == lines
+        return
+    inputs = open_task(config)
+    assert inputs.config.task.embedding == EmbeddingConfig(**expected)
+    assert dataclasses.replace(inputs.task.config.embedding, loss="") == inputs.config.task.embedding
+    assert inputs.task.config.max_seq_length == inputs.config.task.max_seq_length == (length or (20 if own else 16))
+    assert list(inputs.start.notes) == lines
+    for each in (config, inputs.config):  # as a grid asks which runs have finished
+        assert completed(each)[0].task == inputs.config.task
+    assert ("projection" in inputs.start.params) == (expected.get("projection_size") == 8)
+
+
+@pytest.mark.parametrize(("rates", "expected"), [((0.0, 0.0), 0.1), ((0.0, 0.2), 0.2), ((0.1, 0.1), 0.1)])
+def test_texts_alone_have_dropout(start, tmp_path, rates, expected):
+    (tmp_path / "train.tsv").write_text("text\nban\nbas\n")
+    config = FinetuneConfig(
+        task=TaskConfig(name="embeddings", max_seq_length=16),
+        model=FinetuneModelConfig(hidden_dropout_rate=rates[0], attention_dropout_rate=rates[1]),
+        data=FinetuneDataConfig(path=str(tmp_path / "train.tsv"), batch_size=2),
+        init_checkpoint=str(start),
+    )
+    inputs = open_task(config)
+    assert inputs.model.attention_dropout_rate == expected
+    assert any("both its rates are 0.1" in note for note in inputs.start.notes) == (not any(rates))
+    write_pairs(tmp_path / "train.tsv", 4, 0)
+    assert open_task(config).model.attention_dropout_rate == rates[1]
 
 
 def test_rows_of_prediction_are_each_text_once(tokenizer):
@@ -176,7 +267,12 @@ def test_settings_that_make_no_sense_are_named():
     with pytest.raises(InputError, match=r"data\.batch_size 1 has no other example, and so nothing that an anchor is"):
         alone.validate()
     for settings, problem in (
-        ({"pooling": "max"}, "embedding.pooling 'max' is unknown; use one of mean, cls, last"),
+        (
+            {"pooling": "cls,min"},
+            "embedding.pooling 'min' is unknown; use some of mean, cls, last, max, sqrt, weighted",
+        ),
+        ({"default_prompt": "sts"}, "embedding.default_prompt 'sts' names no prompt; use query, passage, document"),
+        ({"other_prompts": "sts: "}, 'embedding.other_prompts "sts: " is not an object of texts; write like'),
         ({"temperature": 0.0}, r"embedding\.temperature 0.0 is not in 1e-05"),
         ({"margin": 1e30}, r"embedding\.margin 1e\+30 is not in 1e-15\.\.1e15"),
         ({"temperature": 1e-9}, r"embedding\.temperature 1e-09 is not in 1e-05\.\.1e15"),
@@ -255,7 +351,9 @@ def test_a_run_learns_what_belongs_together_and_its_model_is_used_as_it_was_trai
     again = config(tmp_path / "run", source, train=FinetuneTrainConfig(num_epochs=0.1))
     capsys.readouterr()
     finetune(again, tmp_path / "again", jax.devices()[:1])
-    assert "its projection is not used" in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert 'from it: pooling "mean", projection_size 8, query_prompt "the ", max_seq_length 16' in log
+    assert bert_jax.load_pretrained(tmp_path / "again").embedding.embedding.projection_size == 8
 
 
 @pytest.mark.slow
