@@ -27,7 +27,8 @@ def test_any_two_of_the_three_files_suffice(tokenizer, tmp_path, missing):
     if missing:
         (tmp_path / missing).unlink()
     found, notes = load_hf_tokenizer(tmp_path)
-    assert notes == [] and found.config == tokenizer.config
+    google = {} if missing != "vocab.txt" else {"google_rules": False, "max_input_chars_per_word": 100}
+    assert notes == [] and found.config == tokenizer.config | google
     assert list(found.encode(TEXT)) == list(tokenizer.encode(TEXT))
 
 
@@ -41,9 +42,12 @@ def change(path, **values):
 @pytest.mark.parametrize(
     ("file", "values", "problem"),
     [
-        ("tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"}, "tokenizer_class RobertaTokenizer is not"),
-        ("tokenizer_config.json", {"mask_token": "<mask>"}, 'mask_token is "<mask>", BERT\'s is "[MASK]"'),
-        ("tokenizer_config.json", {"mask_token": {"content": "<mask>"}}, 'mask_token is "<mask>"'),
+        ("tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"}, "and RobertaTokenizer, with which transf"),
+        ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "transformers' T5Tokenizer builds parts of tok"),
+        ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "has a tokenizer of BertJapaneseTok"),
+        ("tokenizer_config.json", {"word_tokenizer_type": "mecab"}, "has a tokenizer of BertJapaneseTokenizer, which"),
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, "of added tokens is not a list of tokens and ids"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {}}}, "of added tokens is not a list of tokens and"),
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize is false, BERT's is true"),
         ("tokenizer_config.json", {"strip_accents": "no"}, 'strip_accents is "no"; make it true or false'),
         ("tokenizer.json", {"model": []}, "its vocabulary is not a map to the ids"),
