@@ -8,10 +8,13 @@ import shutil
 import pytest
 from described import write_described
 from hf_models import make_tokenizer
+from tokenizers import processors
 
 from bert_jax.errors import InputError
+from bert_jax.text.fitting import join_texts
 from bert_jax.text.hf_tokenizer import load_hf_tokenizer, make_backend, save_hf_tokenizer
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS
 
 TEXT = "The naïve 東京 don't [MASK] Ünïted, 1.5% tokens"
 
@@ -51,14 +54,9 @@ def change(path, **values):
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize is false, BERT's is true"),
         ("tokenizer_config.json", {"strip_accents": "no"}, 'strip_accents is "no"; make it true or false'),
         ("tokenizer.json", {"model": []}, "its vocabulary is not a map to the ids"),
-        ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"[PAD]": 7}}}, 'disagree about "[PAD]"'),
-        ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, in the'),
-        ("tokenizer.json", {"model": {"type": "WordPiece", "unk_token": "a"}}, 'unk_token is "a", BERT\'s is "[UNK]"'),
-        (
-            "tokenizer.json",
-            {"added_tokens": [{"content": "<new>", "id": 10**6}]},
-            '"<new>" is not a word, which no text',
-        ),
+        ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"a": 7}}, "added_tokens": []}, "disagree about"),
+        ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, and tra'),
+        ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, 'token "<new>" has the id 1000000'),
         ("tokenizer.json", {"added_tokens": [ADDED | {"content": "word", "id": 10**6}]}, '"word" has the id 1000000'),
     ],
 )
@@ -143,6 +141,7 @@ def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
     assert load_hf_tokenizer(tmp_path)[0].fingerprint == tokenizer.fingerprint
     nested["normalizers"].append({"type": "NFC"})
     change(tmp_path / "tokenizer.json", normalizer=nested)
+    change(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     assert load_hf_tokenizer(tmp_path)[0].kind == "tokenizers"
 
 
@@ -169,13 +168,119 @@ def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest
             load_hf_tokenizer(tmp_path)
 
 
-def test_added_tokens_that_are_words_are_words(tokenizer, tmp_path):
+def test_added_tokens_that_are_words_are_found_in_words(tokenizer, tmp_path):
     save_hf_tokenizer(tmp_path, tokenizer, 64)
     vocab = {token: index for index, token in enumerate(tokenizer.vocab)}
     word = next(token for token in vocab if token.isalpha() and token.islower() and len(token) > 2)
     change(tmp_path / "tokenizer.json", added_tokens=[{"content": word, "id": vocab[word]}])
-    (note,) = load_hf_tokenizer(tmp_path)[1]
-    assert f'1 tokens, "{word}" the first, are found in raw text by transformers' in note
+    found, notes = load_hf_tokenizer(tmp_path)
+    assert vocab[word] in found.encode(f"q{word}q") and vocab[word] not in tokenizer.encode(f"q{word}q") and not notes
+
+
+def write_bert(directory, tokenizer, settings, model="bert", **parts):
+    """Writes a directory that only tokenizer.json describes."""
+    save_hf_tokenizer(directory, tokenizer, 64)
+    (directory / "vocab.txt").unlink()
+    change(directory / "tokenizer.json", **parts)
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "config.json").write_text(json.dumps({"model_type": model}))
+
+
+GENERAL = {"tokenizer_class": "PreTrainedTokenizerFast"}
+TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+ROBERTAS = {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": True}
+ROBERTAS |= {"add_prefix_space": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts", "kind", "separators", "second_type"),
+    [
+        (GENERAL, {}, "wordpiece", 1, 0),  # its types are 0 unless the files name types
+        (GENERAL | TYPES, {}, "wordpiece", 1, 1),
+        ({}, {}, "wordpiece", 1, 1),  # a BERT without a class is BertTokenizer's
+        ({"model_input_names": ["input_ids", "attention_mask"]}, {}, "wordpiece", 1, 0),
+        (GENERAL | TYPES, {"post_processor": ROBERTAS}, "tokenizers", 2, 0),
+        (GENERAL | TYPES, {"post_processor": ROBERTAS | {"type": "BertProcessing"}}, "wordpiece", 1, 1),
+        ({"tokenizer_class": "BertTokenizerFast"}, {"post_processor": ROBERTAS}, "wordpiece", 1, 1),
+        ({"tokenizer_class": "DistilBertTokenizer"}, {"post_processor": None}, "wordpiece", 1, 0),
+        (GENERAL | {"extra_special_tokens": ["<e1>"]}, {}, "tokenizers", 1, 0),
+        ({"additional_special_tokens": ["<e1>"]}, {}, "tokenizers", 1, 1),
+        ({"added_tokens_decoder": {"1500": {"content": "<e1>"}}}, {}, "tokenizers", 1, 1),
+        ({"image_token": "<e1>"}, {}, "tokenizers", 1, 1),
+    ],
+)
+def test_rows_and_added_tokens_are_those_of_transformers(
+    tmp_path, repository, settings, parts, kind, separators, second_type
+):
+    write_bert(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), settings, **parts)
+    for found in (load_hf_tokenizer(tmp_path)[0], load_tokenizer(tmp_path)):
+        assert found.kind == kind and found.template[1:3] == (separators, second_type)
+        row = join_texts(found, found.encode("the"), found.encode("a"), 9)
+        end = [*[found.sep_id] * separators, *found.encode("a"), found.sep_id]
+        assert row.token_ids.tolist() == [found.cls_id, *found.encode("the"), *end]
+        assert row.type_ids.tolist() == [*[0] * (2 + separators), second_type, second_type]
+        if "<e1>" in str(settings):
+            assert found.encode("the<e1>a")[1] == 1500 == found.vocab_size - 1
+        found.save(tmp_path / "own")
+        assert load_tokenizer(tmp_path / "own").template == found.template
+
+
+@pytest.mark.parametrize("file", ["added_tokens.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("left_out", ["vocab.txt", "tokenizer.json"])
+def test_added_tokens_of_other_files(tmp_path, repository, file, left_out):
+    save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 64)
+    (tmp_path / left_out).unlink()
+    content = {"<e1>": 1500} if file == "added_tokens.json" else {"additional_special_tokens": ["<e1>"]}
+    (tmp_path / file).write_text(json.dumps(content))
+    for found in (load_hf_tokenizer(tmp_path)[0], load_tokenizer(tmp_path)):
+        assert found.encode("the<e1>a")[1] == 1500 == found.vocab_size - 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"single": "[CLS] $A", "pair": "[CLS] $A [SEP] $B"},
+        {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:0"},
+        {"single": "[CLS]:1 $A:1 [SEP]:1", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"},
+    ],
+)
+def test_rows_that_cannot_be_laid_are_refused(tmp_path, repository, rows):
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    made = json.loads(processors.TemplateProcessing(**rows, special_tokens=special).__getstate__())
+    write_bert(
+        tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), GENERAL | TYPES, post_processor=made
+    )
+    for load in (load_hf_tokenizer, load_tokenizer):
+        with pytest.raises(InputError, match=r"tokenizer\.json: its post_processor does not make \[CLS\] A \[SEP\]"):
+            load(tmp_path)
+
+
+def test_only_a_vocab_txt_keeps_googles_rules(tmp_path):
+    """Of a final sigma and characters for private use; the library's are those of tokenizer.json alone."""
+    words = [*SPECIAL_TOKENS, "οδος", "οδοσ", "x"]
+    save_hf_tokenizer(tmp_path, wordpiece_tokenizer(words, True), 64)
+    text = "ΟΔΟΣ \ue000x"
+    with_vocab, (note,) = load_hf_tokenizer(tmp_path)
+    assert with_vocab.tokenize(text) == ["οδος", "[UNK]"] and note.startswith("a Greek capital sigma that ends a word")
+    (tmp_path / "vocab.txt").unlink()
+    alone, notes = load_hf_tokenizer(tmp_path)
+    assert alone.tokenize(text) == ["οδοσ", "x"] and not notes
+    assert alone.encode_arrays([text])[0].tolist() == alone.encode(text) == load_tokenizer(tmp_path).encode(text)
+    assert alone.encode_with_offsets(text)[0] == alone.encode(text) and alone.fingerprint == with_vocab.fingerprint
+    alone.save(tmp_path / "own")
+    assert load_tokenizer(tmp_path / "own").encode(text) == alone.encode(text)
+
+
+def test_what_the_class_of_roberta_makes_of_its_file(tmp_path):
+    """The normalizer is dropped, and the blank before a text is that of tokenizer_config.json."""
+    directory = write_described(tmp_path, "roberta", tokenizer_class="RobertaTokenizer", add_prefix_space=True)
+    change(directory / "tokenizer.json", normalizer={"type": "Lowercase"})
+    (directory / "config.json").write_text('{"model_type": "roberta"}')
+    found, notes = load_hf_tokenizer(directory)
+    assert found.tokenize("low") == ["Ġlow"] and not notes and found.template.blank == ""
+    assert "T" in found.tokenize("The low")
+    change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    assert load_hf_tokenizer(directory)[0].tokenize("LOW") == ["low"]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +294,8 @@ def test_added_tokens_that_are_words_are_words(tokenizer, tmp_path):
 def test_what_is_not_berts_is_what_tokenizer_json_says(repository, tmp_path, values):
     ours = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
     save_hf_tokenizer(tmp_path, ours, 512)
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    change(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=inputs)
     if "added_tokens" in values:
         values["added_tokens"][0]["id"] = ours.id_of("##s")
     change(tmp_path / "tokenizer.json", **values)
@@ -198,15 +305,14 @@ def test_what_is_not_berts_is_what_tokenizer_json_says(repository, tmp_path, val
     again = tmp_path / "again"
     assert save_hf_tokenizer(again, found, 512) == []
     assert load_hf_tokenizer(again)[0].fingerprint == found.fingerprint
-    change(tmp_path / "tokenizer_config.json", do_lower_case=not ours.lowercase)
-    if "normalizer" not in values:
-        with pytest.raises(InputError, match=r"BERT.s is|finds in raw text"):
-            load_hf_tokenizer(tmp_path)
+    change(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=not ours.lowercase)
+    assert load_hf_tokenizer(tmp_path)[0].lowercase is not ours.lowercase  # BERT's class has its own parts
 
 
 @pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
 def test_the_relatives_come_back_as_they_were(tmp_path, kind):
-    write_described(tmp_path / "there", kind, tokenizer_class="RobertaTokenizer")
+    kinds = {"roberta": "RobertaTokenizer", "xlmr": "XLMRobertaTokenizer"}
+    write_described(tmp_path / "there", kind, tokenizer_class=kinds.get(kind, "PreTrainedTokenizerFast"))
     found, notes = load_hf_tokenizer(tmp_path / "there")
     assert not notes and not save_hf_tokenizer(tmp_path / "back", found, 512)
     back, _ = load_hf_tokenizer(tmp_path / "back")
@@ -234,7 +340,7 @@ def test_a_name_that_is_no_text_is_no_traceback(tmp_path, damaged):
     else:
         backend["added_tokens"][0]["content"] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     refused = pytest.raises(InputError, match="tokenizers cannot read it")
     with refused if damaged == "added_tokens" else contextlib.nullcontext():
         load_hf_tokenizer(tmp_path)
