@@ -120,10 +120,12 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     """
     tokenizer.save(directory)
     settings = read_json(directory / _SETTINGS) | {"model_max_length": max_positions}
+    if isinstance(tokenizer.pieces, DescribedPieces):
+        blank = tokenizer.pieces.puts_blank
+        write_json(directory / _SETTINGS, settings | ({} if blank is None else {"add_prefix_space": blank}))
+        return []
     if tokenizer.kind != WordPiece.kind:
         write_json(directory / _SETTINGS, settings)
-        if tokenizer.kind == DescribedPieces.kind:
-            return []
         return ["transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"]
     special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     if tokenizer.config.get(LONGEST_WORD, LONGEST) not in (LONGEST, MAX_WORD_LENGTH):

@@ -152,6 +152,14 @@ class Tokenizer:
             raise InputError(f"token {token!r} is not in the vocabulary of {self.vocab_size}; tokenize() splits words")
         return self.pieces.ids[token]
 
+    def with_blanks(self) -> "Tokenizer":
+        """Returns the tokenizer that puts a blank before every text, if that changes tokens: for text split in words.
+
+        RoBERTa's, unlike BERT's, has other tokens for a word without a blank before it.
+        """
+        needed = isinstance(self.pieces, DescribedPieces) and self.template.blank
+        return Tokenizer(self.pieces.with_blanks()) if needed else self
+
     def save(self, directory: AnyPath) -> None:
         """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, one_line, package_needed, shown
+from bert_jax.errors import InputError, no_panic, one_line, package_needed, shown
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word, read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
@@ -88,7 +88,8 @@ class DescribedPieces:
         blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
         self.template = Template(tuple(specials[role] for role in ROLES), separators, kind, blank)
         normalizer = self._model.normalizer
-        small, plain = (normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char for char in "Aé")
+        with no_panic():  # else the text "a" would have failed
+            small, plain = (normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char for char in "Aé")
         self.config = {f"{role}_token": specials[role] for role in ROLES} | {
             "do_lower_case": small == "a",
             "strip_accents": plain == "e",
@@ -98,12 +99,46 @@ class DescribedPieces:
     def __reduce__(self) -> tuple:
         return DescribedPieces, (self.content, self.config)
 
+    @property
+    def puts_blank(self) -> bool | None:
+        """Whether a blank is put before every text, the option add_prefix_space; None where tokens are not of bytes."""
+        return not self.template.blank if self._in_bytes else None
+
+    def with_blanks(self) -> "DescribedPieces":
+        """Returns the same with a blank before every text, where that changes tokens: a word is as within a text."""
+        if not self.template.blank:
+            return self
+        described = json.loads(self.content)
+        splitter = described.get("pre_tokenizer") or {}
+        last = splitter["pretokenizers"][-1] if splitter.get("type") == "Sequence" else splitter
+        if splitter.get("type") == "ByteLevel":
+            splitter["add_prefix_space"] = True
+        elif last.get("type") == "Metaspace":
+            last["prepend_scheme"] = "always"
+        else:  # in a sequence, a ByteLevel would put it before every part of a text
+            before = [{"type": "Prepend", "prepend": " "}, *[part for part in [described.get("normalizer")] if part]]
+            described["normalizer"] = {"type": "Sequence", "normalizers": before}
+        return DescribedPieces(json.dumps(described).encode(), self.config)
+
     def __call__(self, text: str) -> list[int]:
-        return self._model.encode(without_surrogates(text), add_special_tokens=False).ids
+        return self._encode(self._model, without_surrogates(text)).ids
 
     def encode_special(self, text: str) -> list[int]:
         """Returns the ids of text in which special tokens stand for themselves, as transformers reads it."""
-        return self._with_special.encode(without_surrogates(text), add_special_tokens=False).ids
+        return self._encode(self._with_special, without_surrogates(text)).ids
+
+    def _encode(self, model: "tokenizers.Tokenizer", text: str) -> "tokenizers.Encoding":
+        """Returns what the library makes of a text. Raises: InputError if it fails."""
+        try:
+            with no_panic():
+                return model.encode(text, add_special_tokens=False)
+        except TypeError:  # it is not a text
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises no other
+            raise InputError(
+                f"what tokenizer.json describes fails on the text {shown(text)} ({one_line(error)[:120]}); correct its "
+                "regular expressions, charsmap or unk_token, or leave out the text"
+            ) from None
 
     @functools.cached_property
     def _with_special(self) -> "tokenizers.Tokenizer":
@@ -111,14 +146,19 @@ class DescribedPieces:
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
-        encodings = self._model.encode_batch_fast(list(map(without_surrogates, texts)), add_special_tokens=False)
+        texts = list(map(without_surrogates, texts))
+        try:
+            with no_panic():
+                encodings = self._model.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 - one by one, to name the text
+            encodings = [self._encode(self._model, text) for text in texts]
         return join_ids([encoding.ids for encoding in encodings], len(self.vocab))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and their spans in it, [n, 2] int32; see `Tokenizer`."""
         traced = trace_without_surrogates(text)
         whole = traced.text
-        encoding = self._model.encode(whole, add_special_tokens=False)
+        encoding = self._encode(self._model, whole)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         is_blank = np.array([not whole[start:end].strip() for start, end in encoding.offsets], bool)
         alone = np.array([token == BLANK for token in encoding.tokens], bool)  # the blank before a word
@@ -142,7 +182,8 @@ class DescribedPieces:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the tokens."""
-        return self._model.decode(list(map(int, ids)), skip_special_tokens=False).replace(_HIDDEN, "").strip()
+        with no_panic():
+            return self._model.decode(list(map(int, ids)), skip_special_tokens=False).replace(_HIDDEN, "").strip()
 
 
 def read_described(
@@ -217,10 +258,11 @@ def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
 def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
     library = _library()
     try:
-        model = library.Tokenizer.from_str(described)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+        with no_panic():
+            model = library.Tokenizer.from_str(described)
+    except MemoryError:
         raise
-    except BaseException as error:  # noqa: BLE001, a panic of Rust is no Exception
+    except Exception as error:  # noqa: BLE001 - the library raises no other
         raise InputError(f"tokenizers cannot read it ({one_line(error)[:60]}); {_COPY}") from None
     model.encode_special_tokens = special_is_text
     return model

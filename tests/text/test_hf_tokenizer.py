@@ -278,7 +278,6 @@ def test_what_the_class_of_roberta_makes_of_its_file(tmp_path):
     (directory / "config.json").write_text('{"model_type": "roberta"}')
     found, notes = load_hf_tokenizer(directory)
     assert found.tokenize("low") == ["Ġlow"] and not notes and found.template.blank == ""
-    assert "T" in found.tokenize("The low")
     change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     assert load_hf_tokenizer(directory)[0].tokenize("LOW") == ["low"]
 
