@@ -4,7 +4,7 @@
 Source: `AutoTokenizer` and the tokenizer classes of transformers 5.23.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,9 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
         return backend, settings, []
     if "added_tokens_decoder" not in settings:
         settings = settings | read_object(directory / "special_tokens_map.json")
+    for name in (f"{role}_token" for role in _NAMED):
+        if settings.get(name) is not None and not _content(settings[name]):
+            raise InputError(f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it")
     wanted = _MODELS.get(kind)
     if wanted and model.get("type", wanted) != wanted:
         raise InputError(
@@ -98,12 +101,12 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
         if kind != _BERT:
             names[INPUTS] = settings.get(INPUTS, _NO_TYPES)
         settings = settings | names
-    elif settings.get("tokenizer_class") in GENERAL or (directory / "config.json").exists():
-        settings = {INPUTS: _NO_TYPES} | settings
         said = next(_normalizers(backend), {}).get("lowercase", True)
         if wanted == "WordPiece" and settings.get("do_lower_case") is None and not said:
             notes.append(f"text is lower-cased, as transformers' {kind} does unless do_lower_case in "
                          "tokenizer_config.json is false, whatever tokenizer.json says")  # fmt: skip
+    elif settings.get("tokenizer_class") in GENERAL or (directory / "config.json").exists():
+        settings = {INPUTS: _NO_TYPES} | settings
     try:
         backend = backend | {"added_tokens": _added_tokens(directory, backend, settings, kind)}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -131,9 +134,7 @@ def vocab_with_added(directory: Path, settings: JsonObject) -> tuple[JsonObject,
 
 def token_of(settings: JsonObject, role: str) -> str:
     """Returns the special token of a role, written with its options or without them; "" if none is named."""
-    token = settings.get(f"{role}_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+    return _content(settings.get(f"{role}_token"))
 
 
 def bert_parts(
@@ -274,7 +275,19 @@ def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, ki
         if _content(token) and _content(token) not in added:
             options = token if isinstance(token, dict) else {}
             add({"normalized": False, **options, "content": _content(token), "special": True})
+    _check_different(directory, [*known.items(), *((name, token["id"]) for name, token in added.items())])
     return sorted(added.values(), key=lambda token: token["id"])
+
+
+def _check_different(directory: Path, pairs: Iterable[tuple[str, int]]) -> None:
+    """Raises: InputError if two tokens have the same id."""
+    names: dict[int, str] = {}
+    for name, index in pairs:
+        if names.setdefault(index, name) != name:
+            raise InputError(
+                f"{directory}: its tokenizer files give {shown(names[index])} and {shown(name)} the same id, {index}; "
+                "copy them again"
+            )
 
 
 def _content(token: Any) -> str:

@@ -84,8 +84,11 @@ class DescribedPieces:
         self._prefix = model.get("continuing_subword_prefix") or ""
         self._blanks = self._in_bytes or any(token.startswith(BLANK) for token in self.vocab)
         # Where a blank is put before every text, as by Llama's normalizer, another would be a token of its own.
-        alone = self("a")
-        blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
+        try:
+            alone = self("a")
+            blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
+        except InputError:  # without a token for what it does not know
+            blank = ""
         self.template = Template(tuple(specials[role] for role in ROLES), separators, kind, blank)
         normalizer = self._model.normalizer
         with no_panic():  # else the text "a" would have failed
