@@ -5,8 +5,9 @@ Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.ind
 """
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.checkpoints.families import FAMILIES, table_of
+from bert_jax.checkpoints.hf_extras import find_prefix
 from bert_jax.checkpoints.names import Arrays, canonical_names
 from bert_jax.errors import InputError, no_panic
 from bert_jax.storage import files, schema, writing
@@ -51,7 +53,15 @@ def open_weights(
         else:
             name, arrays = _load_pickles(directory)
             shapes, read = {key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__
-        yield name, *_without_ties(family, kind, shapes, read, name)
+        prefix = find_prefix(shapes, functools.partial(_has_words, family, name), name)
+        shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
+        yield name, *_without_ties(family, kind, shapes, lambda tensor: read(prefix + tensor), name)
+
+
+def _has_words(family: str, where: Path, names: Iterable[str]) -> bool:
+    """Returns whether the table of words is among a model's names."""
+    words = next(row.hf for row in table_of(family) if row.ours == "encoder/embeddings/word/embedding")
+    return words in canonical_names(names, "hf", where, family)
 
 
 def read_tensors(directory: Path) -> Arrays:

@@ -388,9 +388,10 @@ def test_odd_settings_are_taken_and_said(copy):
     assert model.task == "masked_lm" and "code of the model's own (auto_map), which is not run" in model.notes[0]
     for architectures in (5, "BertForMaskedLM", [["BertForMaskedLM"]], None):
         setting(architectures=architectures)(copy)
-        assert load_hf(copy).task == "pretraining"
+        model = load_hf(copy)
+        assert model.task == "pretraining" and "by its tensors the model is a BertForPreTraining" in str(model.notes)
     rewrite(copy, lambda t: t | {"cls.predictions.bias": np.full(43, 1e300)})
-    assert "mlm/output_bias holds NaN or numbers beyond float32" in load_hf(copy).notes[0]
+    assert "mlm/output_bias holds NaN or numbers beyond float32" in str(load_hf(copy).notes)
 
 
 def test_large_models_are_written_in_shards(written, tmp_path):
@@ -480,6 +481,15 @@ def test_labels_keep_their_order_beyond_ten(tmp_path):
     setting(id2label={"0": "a", "1": "b"})(tmp_path / "out")
     with pytest.raises(InputError, match="id2label does not name the 12 classes"):
         load_hf(tmp_path / "out")
+    numbers = {label: index for index, label in enumerate(reversed(labels))}
+    setting(id2label=None, label2id=numbers)(tmp_path / "out")
+    assert load_hf(tmp_path / "out").labels == labels[::-1]
+    setting(id2label=dict(enumerate(labels)))(tmp_path / "out")
+    model = load_hf(tmp_path / "out")
+    assert model.labels == labels and "is not what id2label" in model.notes[0]
+    setting(id2label=None, label2id={"a": 1})(tmp_path / "out")
+    with pytest.raises(InputError, match="label2id does not name the 12 classes"):
+        load_hf(tmp_path / "out")
 
 
 def test_parts_that_the_architecture_lacks_are_left_out_and_said(tmp_path):
@@ -538,7 +548,7 @@ def test_a_tokenizer_json_alone_is_enough(written, copy):
     for change, expected in (
         ({"model": {"type": "BPE"}}, 'has a "BPE" model'),
         ({"added_tokens": [{"id": 43, "content": "<new>"}]}, "the vocabulary has 44 tokens and the table"),
-        ({"model": backend()["model"] | {"vocab": {"a": 0, "b": 2}}}, "not a map to the ids"),
+        ({"model": backend()["model"] | {"vocab": {"a": 0, "b": 2}}}, "transformers gives it 2, in a vocabulary of 2"),
     ):
         (copy / "tokenizer.json").write_text(json.dumps(backend(**change)))
         with pytest.raises(InputError, match=expected):
