@@ -233,9 +233,7 @@ def _make_rows(
     def pieces_of(example: NerExample) -> list[list[int]]:
         if example.text and tokenizer.kind == DescribedPieces.kind:
             return _pieces_in_text(example, tokenizer)
-        for word in example.words:
-            if word not in memo:
-                memo[word] = tokenizer.encode(word)
+        memo.update({word: tokenizer.encode(word) for word in example.words if word not in memo})
         return [memo[word] for word in example.words]
 
     def group(item: tuple[int, NerExample]) -> object:
@@ -274,10 +272,9 @@ def _pieces_in_text(example: NerExample, tokenizer: Tokenizer) -> list[list[int]
     A token of no more than a blank belongs to the word after it. A word within another's token has none.
     """
     ids, spans = tokenizer.encode_with_offsets(example.text)
-    starts, is_blank = np.array(example.starts), spans[:, 0] == spans[:, 1]
-    after, inside = (np.searchsorted(starts, spans[:, 0], side) for side in ("left", "right"))
+    after, inside = (np.searchsorted(example.starts, spans[:, 0], side) for side in ("left", "right"))
     pieces: list[list[int]] = [[] for _ in example.words]
-    for index, word in zip(ids, np.where(is_blank, after, inside - 1)):
+    for index, word in zip(ids, np.where(spans[:, 0] == spans[:, 1], after, inside - 1)):
         if 0 <= word < len(pieces):
             pieces[word].append(index)
     return pieces

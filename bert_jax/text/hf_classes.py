@@ -138,7 +138,7 @@ def token_of(settings: JsonObject, role: str) -> str:
 
 
 def bert_parts(
-    vocab: Mapping[str, int],
+    vocab: Any,
     lowercase: bool | None,
     strip_accents: bool | None,
     split_chinese: bool | None,
@@ -258,6 +258,8 @@ def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, ki
     def add(token: JsonObject, index: int | None = None) -> None:
         nonlocal size
         content = token["content"]
+        if not isinstance(content, str):
+            raise TypeError
         given = added[content]["id"] if content in added else known.get(content, size)
         if index is not None and given != index:
             raise InputError(

@@ -164,7 +164,7 @@ def _check_settings(kind: str, settings: JsonObject, path: Path) -> None:
     """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
     if kind not in CLASSES:
         raise InputError(
-            f"{path.parent}: {kind} is not BERT's WordPiece, and there is no tokenizer.json that describes it; where "
+            f"{path.parent}: {kind[:80]} is not BERT's WordPiece, and no tokenizer.json describes it; where "
             "transformers is, write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     for name, value in (("do_basic_tokenize", True), ("never_split", None)):

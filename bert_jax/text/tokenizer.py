@@ -157,8 +157,9 @@ class Tokenizer:
 
         RoBERTa's, unlike BERT's, has other tokens for a word without a blank before it.
         """
-        needed = isinstance(self.pieces, DescribedPieces) and self.template.blank
-        return Tokenizer(self.pieces.with_blanks()) if needed else self
+        if not isinstance(self.pieces, DescribedPieces) or not self.template.blank:
+            return self
+        return Tokenizer(self.pieces.with_blanks())
 
     def save(self, directory: AnyPath) -> None:
         """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.
@@ -221,7 +222,8 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         path = _vocabulary_file(path, is_others(backend, described))
     files.check_fetched(path)
     if path.suffix == ".json":
-        pieces = read_described(path, config, lowercase, strip_accents, backend)
+        backend = files.read_json(path) if backend is None else backend
+        pieces = read_described(path, backend, config, lowercase, strip_accents)
     else:
         read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
         pieces = read(path, config, lowercase, strip_accents)

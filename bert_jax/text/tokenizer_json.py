@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax.errors import InputError, no_panic, one_line, package_needed, shown
-from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word, read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
@@ -190,19 +190,12 @@ class DescribedPieces:
 
 
 def read_described(
-    path: Path,
-    config: JsonObject,
-    lowercase: bool | None,
-    strip_accents: bool | None,
-    backend: JsonObject | None = None,
+    path: Path, backend: JsonObject, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> WordPiece | DescribedPieces:
-    """Returns the algorithm of a tokenizer.json: `WordPiece` if it is BERT's, with no other tokens added.
-
-    `backend` is its content, if it was changed after reading.
+    """Returns the algorithm of a tokenizer.json, `backend`: `WordPiece` if it is BERT's, with no other tokens added.
 
     Raises: InputError if the file cannot be used, or if an argument contradicts it.
     """
-    backend = read_json(path) if backend is None else backend
     if is_plain(backend, path):
         vocab = berts_vocab(backend, path)
         options = berts_options(backend, path) | config
