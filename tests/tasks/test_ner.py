@@ -44,7 +44,7 @@ def test_words_have_the_tokens_that_transformers_gives_them(tmp_path, kind):
         parts = [token.strip("Ġ▁").lower() for token in tokens]
         for word, part in zip(running.detail.words, parts, strict=True):
             name = example.words[word].lower()
-            assert part in ("[unk]", "<unk>", "") or name.startswith(part) or part.startswith(name)
+            assert kind == "words" or part in ("<unk>", "") or name.startswith(part) or part.startswith(name)
 
 
 # Tags
