@@ -72,6 +72,11 @@ def load_hf(directory: Path) -> Imported:
     config = model_config(settings, where)
     tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
+    if config.type_vocab_size > 1 and not tokenizer.template.second_type:
+        notes.append(
+            "the second text of a pair has the type 0, as the class and the files of the tokenizer say; transformers "
+            "has types only if model_input_names in tokenizer_config.json, or the class, names token_type_ids"
+        )
     notes += find_extras(directory)
     known = settings["architectures"] if isinstance(settings.get("architectures"), list) else []
     declared = next((head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None)

@@ -68,8 +68,8 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
 
     Raises: InputError if the class that it takes cannot be computed here, or cannot read the file.
     """
-    kind = class_of(directory, settings)
-    model, notes = backend.get("model"), []
+    kind, model = class_of(directory, settings), backend.get("model")
+    notes: list[str] = []
     if not isinstance(model, dict):
         return backend, settings, []
     if "added_tokens_decoder" not in settings:
@@ -77,34 +77,13 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
     for name in (f"{role}_token" for role in _NAMED):
         if settings.get(name) is not None and not _content(settings[name]):
             raise InputError(f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it")
-    wanted = _MODELS.get(kind)
-    if wanted and model.get("type", wanted) != wanted:
-        raise InputError(
-            f"{directory}: tokenizer.json has a {shown(model.get('type'))} model, and {kind}, with which transformers "
-            f"reads it, makes a {wanted} of its words; set tokenizer_class in tokenizer_config.json to "
-            "PreTrainedTokenizerFast, which follows the file"
-        )
-    if kind in _OTHERS:
-        raise InputError(
-            f"{directory}: transformers' {kind} builds parts of tokenizer.json anew, which is not done here; set "
-            "tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
-        )
-    if wanted:  # names that its constructor has
-        usual = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
-        if kind not in BERTS:
-            usual = {role: f"<{role}>" for role in ROLES} | {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>"}
-        if kind == _MPNET:
-            usual["unk"] = "[UNK]"
-        names = {f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()}
-        if kind in (_MPNET, _CAMEMBERT) and isinstance(names["mask_token"], str):
-            names["mask_token"] = {"content": names["mask_token"], "lstrip": True, "special": True}
-        if kind != _BERT:
-            names[INPUTS] = settings.get(INPUTS, _NO_TYPES)
-        settings = settings | names
-        said = next(_normalizers(backend), {}).get("lowercase", True)
-        if wanted == "WordPiece" and settings.get("do_lower_case") is None and not said:
-            notes.append(f"text is lower-cased, as transformers' {kind} does unless do_lower_case in "
-                         "tokenizer_config.json is false, whatever tokenizer.json says")  # fmt: skip
+    _check_class(directory, kind, model.get("type"))
+    lowercase = next(_normalizers(backend), {}).get("lowercase", True)
+    if _MODELS.get(kind) == "WordPiece" and settings.get("do_lower_case") is None and not lowercase:
+        notes.append(f"text is lower-cased, as transformers' {kind} does unless do_lower_case in "
+                     "tokenizer_config.json is false, whatever tokenizer.json says")  # fmt: skip
+    if kind in _MODELS:
+        settings = settings | _usual_settings(kind, settings)
     elif settings.get("tokenizer_class") in GENERAL or (directory / "config.json").exists():
         settings = {INPUTS: _NO_TYPES} | settings
     try:
@@ -119,6 +98,34 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
     # A vocab.txt of Google's keeps Google's limit.
     longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if (directory / "vocab.txt").exists() else LONGEST
     return backend | _parts(kind, backend, settings, longest), settings, notes
+
+
+def _check_class(directory: Path, kind: str, model: Any) -> None:
+    """Raises: InputError if a class is not computed here, or makes another model of that of tokenizer.json."""
+    wanted = _MODELS.get(kind)
+    follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
+    if wanted and model not in (None, wanted):
+        raise InputError(
+            f"{directory}: tokenizer.json has a {shown(model)} model, and {kind}, with which transformers reads it, "
+            f"makes a {wanted} of its words; {follow}"
+        )
+    if kind in _OTHERS:
+        raise InputError(
+            f"{directory}: transformers' {kind} builds parts of tokenizer.json anew, which is not done here; {follow}"
+        )
+
+
+def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
+    """Returns the special tokens that a class has, and the inputs, as its constructor completes the settings."""
+    usual = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
+    if kind not in BERTS:
+        usual = {role: f"<{role}>" for role in ROLES} | {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>"}
+    if kind == _MPNET:
+        usual["unk"] = "[UNK]"
+    names = {f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()}
+    if kind in (_MPNET, _CAMEMBERT) and isinstance(names["mask_token"], str):
+        names["mask_token"] = {"content": names["mask_token"], "lstrip": True, "special": True}
+    return names if kind == _BERT else names | {INPUTS: settings.get(INPUTS, _NO_TYPES)}
 
 
 def vocab_with_added(directory: Path, settings: JsonObject) -> tuple[JsonObject, JsonObject] | None:

@@ -107,7 +107,7 @@ class SentencePieces:
     def __call__(self, text: str) -> list[int]:
         return self._encode(self._model, self._prepared(text))
 
-    def _encode(self, model: "sentencepiece.SentencePieceProcessor", text: str, **options: str) -> Any:
+    def _encode(self, model: "sentencepiece.SentencePieceProcessor", text: str, **options: Any) -> Any:
         """Returns what the library makes of a text. Raises: InputError if it fails, as with a damaged charsmap."""
         try:
             return model.encode(text, **options)
