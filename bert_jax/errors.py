@@ -94,3 +94,14 @@ def shown(value: object, most: int = 60) -> str:
 def one_line(error: BaseException) -> str:
     """Returns the message of an error on one line, or the name of its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextlib.contextmanager
+def no_panic() -> Iterator[None]:
+    """Turns a panic of a library written in Rust, which is no `Exception`, into a RuntimeError with its message."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RuntimeError(one_line(error)) from None

@@ -137,7 +137,8 @@ def test_a_relative_learns_a_task_predicts_and_goes_back(start, tmp_path, family
     result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert result.metrics[result.metric] > result.constant[result.metric]
     bert, before = load_pretrained(tmp_path / "run"), load_pretrained(start(family))
-    assert bert.config.family == family and bert.tokenizer.fingerprint == before.tokenizer.fingerprint
+    expected = before.tokenizer.with_blanks() if task == "ner" else before.tokenizer  # its texts are lists of words
+    assert bert.config.family == family and bert.tokenizer.fingerprint == expected.fingerprint
     more = {"write_more": lambda there: write_pipeline(there, bert.embedding, bert.params)} if bert.embedding else {}
     save_hf(tmp_path / "hf", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, **more)
     ours, theirs = (load_predictor(tmp_path / name)(inputs_of(task)) for name in ("run", "hf"))

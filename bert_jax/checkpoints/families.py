@@ -191,7 +191,7 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
             f"local_attention is {local}, so a token of a local layer sees itself alone; it can be 2 or more"
         )
     ropes = settings.get("rope_parameters") or {}
-    thetas = {}
+    thetas: dict[str, Any] = {}
     for ours, kind, older, usual in (
         ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
         ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
@@ -201,8 +201,10 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
         form = rope.get("rope_type", rope.get("type", "default"))
         if form != "default" or settings.get("rope_scaling"):
             raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")
-        older_theta = settings.get(older)
-        thetas[ours] = rope.get("rope_theta", usual if older_theta is None else older_theta)
+        if ours == "local_rotary_theta" and older in settings:  # null was the angle of global layers
+            usual = thetas["rotary_theta"]
+        given = (rope.get("rope_theta"), settings.get(older), usual)
+        thetas[ours] = next(theta for theta in given if theta is not None)
     for name in ("attention_bias", "classifier_bias"):
         if bool(settings.get(name, False)) != bool(settings.get("mlp_bias", False)):
             raise InputError(f"{name} is not mlp_bias; it can be the same for all dense layers")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.checkpoints.families import FAMILIES, NAMES_OF_ACTIVATIONS, check_expressible, class_of, name_of
-from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
+from bert_jax.checkpoints.hf_extras import EXTRAS, check_whole, find_extras
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.hub import import_hub
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
@@ -72,12 +72,16 @@ def load_hf(directory: Path) -> Imported:
     config = model_config(settings, where)
     tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
+    if config.type_vocab_size > 1 and not tokenizer.template.second_type:
+        notes.append(
+            "the second text of a pair has the type 0, as the class and the files of the tokenizer say; transformers "
+            "has types only if model_input_names in tokenizer_config.json, or the class, names token_type_ids"
+        )
     notes += find_extras(directory)
     known = settings["architectures"] if isinstance(settings.get("architectures"), list) else []
     declared = next((head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None)
     kind = class_of(declared, config.family) if declared else ""
     with open_weights(directory, config.family, kind) as (name, shapes, read):
-        check_prefix(shapes, name)
         params = to_params(read, shapes, "hf", config, name, kind)
     if pipeline := read_pipeline(directory, config, tokenizer.lowercase):
         notes += [*pipeline.notes, *find_not_finite(params, name)]
@@ -88,6 +92,9 @@ def load_hf(directory: Path) -> Imported:
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
     head = declared if declared and not missing else infer_head(present)
+    if not declared and head.own_parts:
+        notes.append(f"{where} names no class that is known here (architectures): by its tensors the model is a "
+                     f"{class_of(head, config.family) or head.architecture}")  # fmt: skip
     alike = (candidate for candidate in HEADS.values() if candidate.architecture == head.architecture)
     head = next((candidate for candidate in alike if settings.get("problem_type") in candidate.problem_types), head)
     for option, part in _DROPOUTS.items():
@@ -107,7 +114,7 @@ def load_hf(directory: Path) -> Imported:
         notes.append(
             f"problem_type {problem} is kept; there are no predictions of it here, where classes exclude others"
         )
-    labels = _labels(settings, params, where) if head.has_labels else ()
+    labels = _labels(settings, params, where, notes) if head.has_labels else ()
     own = _task_settings(settings, head, params, config.max_positions, where)
     if head is SEQUENCES and not problem:
         num_outputs = params["classifier"]["bias"].shape[0]
@@ -327,21 +334,26 @@ def _task_settings(settings: Mapping[str, object], head: Head, params: Params, l
     return to_dict(TaskConfig(name=_MULTILABEL, max_seq_length=length, thresholds=",".join(map(repr, numbers))))
 
 
-def _labels(settings: Mapping[str, object], params: Params, where: Path) -> tuple[str, ...]:
-    """Returns the names of the classes in their order; () if they are only numbers."""
+def _labels(settings: Mapping[str, object], params: Params, where: Path, notes: list[str]) -> tuple[str, ...]:
+    """Returns the names of the classes in their order; () if they are only numbers. Adds to the notes for the user."""
     num_classes = params["classifier"]["bias"].shape[0]
-    names = settings.get("id2label")
+    names, numbers = settings.get("id2label"), settings.get("label2id")
+    of_numbers = {str(index): name for name, index in numbers.items()} if isinstance(numbers, dict) else {}
+    option = "id2label" if names else "label2id"
+    names = names or of_numbers
     if not names:
         return ()
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(num_classes))):
         raise InputError(
-            f"{where}: id2label does not name the {num_classes} classes of the classifier as 0 to {num_classes - 1}; "
+            f"{where}: {option} does not name the {num_classes} classes of the classifier as 0 to {num_classes - 1}; "
             "correct it, or remove it to use numbers as names"
         )
+    if of_numbers and of_numbers != {str(index): name for index, name in names.items()}:
+        notes.append(f"{where}: label2id {shown(numbers)} is not what id2label {shown(names)} says, which is used")
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     if len(set(labels)) < len(labels):
         raise InputError(
-            f"{where}: id2label has two classes of one name, {', '.join(labels)[:80]}; name them differently, or "
+            f"{where}: {option} has two classes of one name, {', '.join(labels)[:80]}; name them differently, or "
             "remove it to use numbers as names"
         )
     return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels

@@ -2,7 +2,7 @@
 """Other files in a Hugging Face directory, beside a model or in its place: reported by what they are, with the fix."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
@@ -10,13 +10,11 @@ from bert_jax.storage.files import read_object
 
 MODULES, ADAPTER = "modules.json", "adapter_config.json"
 EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER]  # of the hub
-_PREFIXES = {
-    "module.": "torch's DataParallel writes them; save model.module",
-    "_orig_mod.": "torch.compile writes them; save model._orig_mod",
-    "model.": "PyTorch Lightning writes them; save the model in it with model.save_pretrained",
-    "0.auto_model.": "sentence-transformers writes them; save model[0].auto_model",
-    "base_model.model.": "PEFT writes them; save the model after merge_and_unload()",
-}
+_HEAD_OF_SETFIT = "model_head.pkl"
+# What a trainer puts before the names of a model's tensors: PyTorch Lightning, torch's DataParallel and compile,
+# sentence-transformers.
+_PREFIXES = ("model.", "module.", "_orig_mod.", "0.auto_model.")
+_OF_PEFT = "base_model.model."
 
 
 def check_whole(directory: Path) -> None:
@@ -44,15 +42,33 @@ def check_whole(directory: Path) -> None:
         raise InputError(f"{modules} has the module {kinds[0]}, which cannot be computed here; a Transformer can")
 
 
-def check_prefix(names: Iterable[str], where: Path) -> None:
-    """Raises: InputError if every tensor has the name that another program put before it."""
-    names = list(names)
-    for prefix, reason in _PREFIXES.items():
-        if names and all(name.startswith(prefix) for name in names):
-            raise InputError(f"{where}: the names of its tensors begin with {prefix!r}, as {reason}, or remove it")
+def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool], where: Path) -> str:
+    """Returns what a trainer put before every name; "" if nothing. `is_known` tells a model's names without it.
+
+    Raises: InputError if the tensors are those of a model that PEFT has changed.
+    """
+    if names and all(name.startswith(_OF_PEFT) for name in names):
+        raise InputError(
+            f"{where}: the names of its tensors begin with {_OF_PEFT!r}, as PEFT writes them; save the model after "
+            "merge_and_unload(), or remove it"
+        )
+    before = ""
+    while names and not is_known(name.removeprefix(before) for name in names):
+        prefix = next((each for each in _PREFIXES if all(name.startswith(before + each) for name in names)), None)
+        if prefix is None:
+            return ""
+        before += prefix
+    return before
 
 
 def find_extras(directory: Path) -> list[str]:
-    """Returns notes about files that are not used here: an adapter."""
-    note = f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied"
-    return [note] if (directory / ADAPTER).exists() else []
+    """Returns notes about files that are not used here: an adapter, and the classifier of SetFit."""
+    notes = []
+    if (directory / ADAPTER).exists():
+        notes.append(f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
+    if (directory / _HEAD_OF_SETFIT).exists():
+        notes.append(
+            f"{directory / _HEAD_OF_SETFIT}: a classifier of SetFit lies beside the model, and is not read, since a "
+            "pickle could run any code: only the encoder is there; fine-tune a classifier on the same examples"
+        )
+    return notes

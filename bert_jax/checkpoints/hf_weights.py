@@ -5,8 +5,9 @@ Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.ind
 """
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,9 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.checkpoints.families import FAMILIES, table_of
+from bert_jax.checkpoints.hf_extras import find_prefix
 from bert_jax.checkpoints.names import Arrays, canonical_names
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, no_panic
 from bert_jax.storage import files, schema, writing
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -51,7 +53,15 @@ def open_weights(
         else:
             name, arrays = _load_pickles(directory)
             shapes, read = {key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__
-        yield name, *_without_ties(family, kind, shapes, read, name)
+        prefix = find_prefix(shapes, functools.partial(_has_words, family, name), name)
+        shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
+        yield name, *_without_ties(family, kind, shapes, lambda tensor: read(prefix + tensor), name)
+
+
+def _has_words(family: str, where: Path, names: Iterable[str]) -> bool:
+    """Returns whether the table of words is among a model's names."""
+    words = next(row.hf for row in table_of(family) if row.ours == "encoder/embeddings/word/embedding")
+    return words in canonical_names(names, "hf", where, family)
 
 
 def read_tensors(directory: Path) -> Arrays:
@@ -67,8 +77,9 @@ def read_tensors(directory: Path) -> Arrays:
 def _read(stream: Any, tensor: str, where: Path) -> np.ndarray:
     """Returns a tensor of an open file. Raises: InputError if numpy has no such numbers."""
     try:
-        return stream.get_tensor(tensor)
-    except (safetensors.SafetensorError, AttributeError, TypeError) as error:
+        with no_panic():
+            return stream.get_tensor(tensor)
+    except (safetensors.SafetensorError, AttributeError, RuntimeError, TypeError) as error:
         kind = stream.get_slice(tensor).get_dtype()
         raise InputError(f"{where}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
 
@@ -110,8 +121,9 @@ def _save(arrays: Arrays, path: Path) -> None:
 
 def _open(path: Path, stack: contextlib.ExitStack) -> Any:
     try:
-        return stack.enter_context(safetensors.safe_open(path, framework="np"))
-    except (safetensors.SafetensorError, OSError) as error:
+        with no_panic():
+            return stack.enter_context(safetensors.safe_open(path, framework="np"))
+    except (safetensors.SafetensorError, OSError, RuntimeError) as error:
         raise InputError(f"{path} is truncated or damaged ({error}); copy it again") from None
 
 
@@ -156,8 +168,11 @@ def _load_pickles(directory: Path) -> tuple[Path, Arrays]:
     for name in names:
         try:
             tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
-            arrays |= {key: tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
-                       for key, tensor in tensors.items()}  # fmt: skip
+            for key, tensor in tensors.items():
+                if not isinstance(key, str):
+                    raise TypeError(f"the name of a tensor is {key!r:.40}, which is no text")
+                tensor = tensor.detach()  # a Parameter has a gradient
+                arrays[key] = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
         except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise InputError(

@@ -25,6 +25,7 @@ from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.finetuning import TaskConfig
@@ -244,7 +245,10 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         raise InputError(f"{path / 'config.json'}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
     tokenizer = load_tokenizer(path / "tokenizer")
-    _check_tokenizer(path, tokenizer, about.get("tokenizer"))
+    fingerprint = tokenizer.fingerprint
+    _check_tokenizer(path, fingerprint, about.get("tokenizer"))
+    if task == TOKENS.name and about.get("task_settings"):  # models of version 0.3 had the blank without saying so
+        tokenizer = tokenizer.with_blanks()
     if workdir is None:
         problem = find_damage(path)
         if problem:
@@ -258,7 +262,7 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         (params, sealed), passed_over = read_newest(workdir / "checkpoints", read)
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
-        _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
+        _check_tokenizer(path, fingerprint, sealed.get("tokenizer"))
         trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
     num_classes = len(params["classifier"]["bias"]) if "classifier" in params and task in HEADS else len(labels)
     if labels and len(labels) != num_classes:
@@ -277,9 +281,9 @@ def _read_checkpoint(config: ModelConfig, task: str, path: Place) -> tuple[Param
     return restore_tree(state_place(path, sealed), abstract, alone=True)["params"], sealed
 
 
-def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:
-    """Raises: InputError if the tokenizer has another fingerprint; older models have None."""
-    if fingerprint not in (None, tokenizer.fingerprint):
+def _check_tokenizer(path: Path, fingerprint: str, expected: str | None) -> None:
+    """Raises: InputError if the tokenizer has another fingerprint than expected; older models expect none."""
+    if expected not in (None, fingerprint):
         raise InputError(
             f"{path / 'tokenizer'} gives other ids than the tokenizer that the model was trained with: a file of it is "
             "damaged or was exchanged; copy the tokenizer of the training data there"

@@ -31,6 +31,7 @@ from bert_jax.tasks.readers import find_column, find_split_file, plain_name, rea
 from bert_jax.tasks.tagging import OUTSIDE
 from bert_jax.tasks.texts import named_class
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer_json import DescribedPieces
 
 _WORDS = ("tokens", "words")
 _TAGS = ("ner_tags", "ner", "tags", "labels")
@@ -279,17 +280,18 @@ def _make_rows(
     counts = dict.fromkeys(("words without token", CUT_WORDS, "cut into windows", "skipped: no token"), 0)
     memo: dict[str, list[int]] = {}
 
-    def pieces_of(word: str) -> list[int]:
-        if word not in memo:
-            memo[word] = tokenizer.encode(tokenizer.template.blank + word)
-        return memo[word]
+    def pieces_of(example: NerExample) -> list[list[int]]:
+        if example.text and tokenizer.kind == DescribedPieces.kind:
+            return _pieces_in_text(example, tokenizer)
+        memo.update({word: tokenizer.encode(word) for word in example.words if word not in memo})
+        return [memo[word] for word in example.words]
 
     def group(item: tuple[int, NerExample]) -> object:
         return item[1].document if config.document_context and item[1].document is not None else (item[0],)
 
     for _, members in itertools.groupby(enumerate(examples), key=group):
         members = list(members)
-        pieces = [pieces_of(word) for _, example in members for word in example.words]
+        pieces = [ids for _, example in members for ids in pieces_of(example)]
         counts["words without token"] += sum(not ids for ids in pieces)
         counts[CUT_WORDS] += sum(len(ids) > room for ids in pieces)
         pieces = [ids[:room] for ids in pieces]
@@ -312,6 +314,20 @@ def _make_rows(
                 rows.append(Row(number, row[0], np.zeros(len(row[0]), np.uint8), (len(row[0]),), target, asked))
             first += len(example.words)
     return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+
+def _pieces_in_text(example: NerExample, tokenizer: Tokenizer) -> list[list[int]]:
+    """Returns the tokens of each word of a text as the text has them, with a blank before a word or without.
+
+    A token of no more than a blank belongs to the word after it. A word within another's token has none.
+    """
+    ids, spans = tokenizer.encode_with_offsets(example.text)
+    after, inside = (np.searchsorted(example.starts, spans[:, 0], side) for side in ("left", "right"))
+    pieces: list[list[int]] = [[] for _ in example.words]
+    for index, word in zip(ids, np.where(spans[:, 0] == spans[:, 1], after, inside - 1)):
+        if 0 <= word < len(pieces):
+            pieces[word].append(index)
+    return pieces
 
 
 def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import TrainConfig
@@ -95,6 +96,8 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
             f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
             "the folder AX is beside MNLI"
         )
+    if task.head is TOKENS:  # its texts are lists of words
+        start = dataclasses.replace(start, tokenizer=start.tokenizer.with_blanks())
     if config.task.max_seq_length > start.config.max_positions:
         raise InputError(
             f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions of "

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells whether Hugging Face's tokenizer.json is BERT's WordPiece, and reads its options and vocabulary if it is."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ class OtherTokenizer(InputError):
 
 
 def is_plain(backend: Any, path: Path) -> bool:
-    """Returns whether tokenizer.json is BERT's WordPiece, and adds no tokens that are found in raw text."""
+    """Returns whether tokenizer.json is BERT's WordPiece, with BERT's rows, and adds no tokens found in raw text."""
     try:
         berts_options(backend, path)
         added = {token["content"] for token in backend.get("added_tokens") or []}
+        rows = backend.get("post_processor")
+        return added <= {*SPECIAL_TOKENS} and (rows is None or read_rows(rows) == ("[CLS]", "[SEP]", 1, 1))
     except (InputError, AttributeError, KeyError, TypeError):
         return False
-    return all(token in SPECIAL_TOKENS or re.fullmatch(r"\[unused\d+\]", str(token)) for token in added)
 
 
 def is_others(backend: Any, path: Path) -> bool:
@@ -93,3 +93,38 @@ def berts_vocab(backend: JsonObject, path: Path, whole: bool = True) -> list[str
     if not isinstance(ids, dict) or not fits or (whole and sorted(numbers) != list(range(len(numbers)))):
         raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; {_COPY}")
     return [token.strip() for token in sorted(ids, key=ids.__getitem__)]
+
+
+def read_rows(processor: Any, has_types: bool = True) -> tuple[str, str, int, int]:
+    """Returns [CLS], [SEP], the number of [SEP] between two texts, and the type of the second text, 0 without types.
+
+    Raises: InputError if rows are not [CLS] A [SEP] and [CLS] A [SEP] .. B [SEP].
+    """
+    try:
+        if processor["type"] == "Sequence":
+            (processor,) = [step for step in processor["processors"] if step["type"] != "ByteLevel"]
+        if processor["type"] in ("RobertaProcessing", "BertProcessing"):
+            berts = processor["type"] == "BertProcessing"
+            return str(processor["cls"][0]), str(processor["sep"][0]), 1 if berts else 2, int(berts and has_types)
+        single, pair = (
+            [
+                (name, part["id"], has_types and part["type_id"])
+                for entry in processor[kind]
+                for name, part in entry.items()
+            ]
+            for kind in ("single", "pair")
+        )
+        (_, cls, _), _, (_, sep, _) = single
+        separators, second = len(pair) - 4, int(pair[-1][2])
+        first = [("SpecialToken", cls, 0), ("Sequence", "A", 0)]
+        last = [("Sequence", "B", second), ("SpecialToken", sep, second)]
+        end = ("SpecialToken", sep, 0)
+        if separators in (1, 2) and second in (0, 1) and single == [*first, end]:
+            if pair == [*first, *[end] * separators, *last]:
+                return cls, sep, separators, second
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        pass
+    raise InputError(
+        "its post_processor does not make [CLS] A [SEP] of a text, and of two [CLS] A [SEP] B [SEP] or with two [SEP] "
+        "between, with the type 0 up to B; write one that does"
+    )

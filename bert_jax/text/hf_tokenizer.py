@@ -1,33 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer files of a Hugging Face directory: vocab.txt or spiece.model, tokenizer.json, tokenizer_config.json.
 
-BERT's WordPiece is computed by our own code, any other tokenizer.json by the library that wrote it.
-
-If two files give the same option, tokenizer_config.json wins for BERT's own classes, and tokenizer.json for the two
-general ones, as in transformers.
+BERT's WordPiece is computed by our own code, any other tokenizer.json by the library that wrote it. What the files mean
+is what the class of transformers 5 that reads them makes of them: `hf_classes`.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json, read_object
 from bert_jax.storage.writing import write_json
-from bert_jax.text.bert_json import (
-    FILE,
-    OPTIONS,
-    OTHER,
-    OtherTokenizer,
-    berts_options,
-    berts_vocab,
-    is_plain,
-    longest_word,
+from bert_jax.text.bert_json import FILE, OPTIONS, OTHER, berts_options, berts_vocab, is_plain, longest_word
+from bert_jax.text.hf_classes import LONGEST, ROLES, as_loaded, bert_parts, class_of, make_rows, vocab_with_added
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer_json import DescribedPieces, read_pieces
+from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
+from bert_jax.text.wordpiece import (
+    CLASSES,
+    GENERAL,
+    GOOGLE,
+    INPUTS,
+    LONGEST_WORD,
+    WordPiece,
+    is_lowercase,
+    make_wordpiece,
 )
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
-from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_pieces
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
-from bert_jax.text.wordpiece import CLASSES, GENERAL, LONGEST_WORD, WordPiece, is_lowercase
 
 _SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 
@@ -35,65 +33,84 @@ _SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
     """Returns the tokenizer of a directory, and notes for the user.
 
-    A tokenizer that is not BERT's WordPiece is read from tokenizer.json. Raises: InputError if there is none.
+    Raises: InputError if no file describes one, or it is one that cannot be computed here.
     """
     settings, backend = (read_object(directory / name) for name in (_SETTINGS, _BACKEND))
-    notes, side = [], settings.get("truncation_side")
-    if side not in (None, "right"):
-        notes = [f"truncation_side {shown(side)} is not kept; a text that is too long loses its end here"]
-    try:
-        _check_settings(settings, directory / _SETTINGS)
-        if (directory / "spiece.model").exists():
-            return load_tokenizer(directory), notes
-        tokenizer, more_notes = _load_berts(directory, settings, backend)
-        return tokenizer, notes + more_notes
-    except OtherTokenizer as error:
-        if not backend or is_plain(backend, directory / _BACKEND) or _disagree(settings, backend):
-            raise
-        try:
-            return Tokenizer(read_pieces(directory / _BACKEND, settings)), notes
-        except InputError as problem:
-            reason = str(error).replace(f"{directory}/", "")
-            raise InputError(f"{problem} (it is not computed as BERT's: {reason})") from None
+    kind, notes = class_of(directory, settings), _side_notes(settings, backend)
+    if (directory / "spiece.model").exists() and not backend:
+        _check_settings(kind, settings, directory / _SETTINGS)
+        return load_tokenizer(directory), notes
+    if not backend and not (directory / "vocab.txt").exists():
+        where = "which has it in files of its own (such as vocab.json and merges.txt, or sentencepiece.bpe.model)"
+        raise InputError(
+            f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from, or where "
+            f"transformers is and reads the tokenizer, {where}, write it with "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    if backend:
+        backend, settings, more = as_loaded(directory, backend, settings)
+        notes += more
+    elif made := vocab_with_added(directory, settings):
+        return Tokenizer(read_pieces(directory / "vocab.txt", *made)), notes
+    if backend and (not is_plain(backend, directory / _BACKEND) or kind not in CLASSES):
+        return Tokenizer(read_pieces(directory / _BACKEND, backend, settings)), notes
+    _check_settings(kind, settings, directory / _SETTINGS)
+    tokenizer, more = _load_berts(directory, settings, backend)
+    return tokenizer, notes + more
+
+
+def _side_notes(settings: JsonObject, backend: JsonObject) -> list[str]:
+    """Returns notes for texts that are cut, or padded, at their beginning."""
+    notes = []
+    for part, side, what in (
+        ("truncation", "truncation_side", "a text that is too long loses its end here"),
+        ("padding", "padding_side", "rows are padded at their end here, which changes no result"),
+    ):
+        of_file = backend.get(part)
+        value = settings.get(side) or (of_file.get("direction") if isinstance(of_file, dict) else None)
+        if value and str(value).lower() != "right":
+            notes.append(f"{side} {shown(value)} is not kept; {what}")
+    return notes
 
 
 def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
-    """Returns BERT's WordPiece. Raises: OtherTokenizer if it is another tokenizer."""
+    """Returns BERT's WordPiece, and notes."""
     options = berts_options(backend, directory / _BACKEND) if backend else {}
     is_general = bool(backend) and settings.get("tokenizer_class") in GENERAL
-    if is_general and "post_processor" in backend and backend["post_processor"] is None:
+    if is_general and backend.get("post_processor") is None:
         raise InputError(f"{directory / _BACKEND}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}")
-    if not is_general:
-        options |= {name: settings[name] for name in OPTIONS.values() if settings.get(name) is not None}
+    names = [*([] if is_general else OPTIONS.values()), INPUTS, GOOGLE]
+    options |= {name: settings[name] for name in names if settings.get(name) is not None}
     for name, value in options.items():
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) and name != INPUTS:
             raise InputError(f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false")
-    path = directory / "vocab.txt"
-    if path.exists():
+    path, notes = directory / "vocab.txt", []
+    of_google = path.exists()
+    if of_google:
         vocab: Sequence[str] = read_vocab(path)
         if backend:
             berts_vocab(backend, directory / _BACKEND, whole=False)
             _check_same(vocab, backend["model"]["vocab"], directory)
-    elif backend:
+    else:
         path = directory / _BACKEND
         vocab = berts_vocab(backend, path)
-    else:
-        raise InputError(
-            f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from"
-        )
     if "do_lower_case" not in options:  # not given: decided by capitals in the vocabulary
         options["do_lower_case"] = is_lowercase(vocab, {})
+        if not options["do_lower_case"]:
+            notes.append("text is not lower-cased, since vocab.txt has capitals; transformers does it unless "
+                         "do_lower_case in tokenizer_config.json is false")  # fmt: skip
+    if GOOGLE not in options:
+        options[GOOGLE] = of_google
+        if of_google and options["do_lower_case"] and any("\u03c2" in token for token in vocab):
+            notes.append(
+                "a Greek capital sigma that ends a word becomes the final small one, as Google's code does with this "
+                "vocab.txt; transformers makes the other one of it"
+            )
+    options[LONGEST_WORD] = longest_word(backend, directory / _BACKEND)
     try:
-        tokenizer = wordpiece_tokenizer(
-            vocab,
-            options["do_lower_case"],
-            options.get("strip_accents"),
-            options.get("tokenize_chinese_chars", True),
-            longest_word(backend, directory / _BACKEND),
-        )
+        return Tokenizer(make_wordpiece(vocab, options)), notes
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return tokenizer, _check_added_tokens(directory, settings, backend, tokenizer)
 
 
 def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int) -> list[str]:
@@ -103,12 +120,18 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     """
     tokenizer.save(directory)
     settings = read_json(directory / _SETTINGS) | {"model_max_length": max_positions}
+    if isinstance(tokenizer.pieces, DescribedPieces):
+        blank = tokenizer.pieces.puts_blank
+        write_json(directory / _SETTINGS, settings | ({} if blank is None else {"add_prefix_space": blank}))
+        return []
     if tokenizer.kind != WordPiece.kind:
         write_json(directory / _SETTINGS, settings)
-        if tokenizer.kind == DescribedPieces.kind:
-            return []
         return ["transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"]
     special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
+    if tokenizer.config.get(LONGEST_WORD, LONGEST) not in (LONGEST, MAX_WORD_LENGTH):
+        special["tokenizer_class"] = GENERAL[0]  # BERT's own class has 100 whatever the file says
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        settings = {INPUTS: inputs} | settings
     write_json(directory / _SETTINGS, settings | special)
     if len(set(tokenizer.vocab)) == tokenizer.vocab_size:  # it cannot hold two tokens of one name
         write_json(directory / _BACKEND, make_backend(tokenizer))
@@ -116,12 +139,16 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
 
 
 def make_backend(tokenizer: Tokenizer) -> JsonObject:
-    """Returns the contents of tokenizer.json. Source: the files of tokenizers 0.22, which have no other description."""
+    """Returns the contents of tokenizer.json."""
     marked = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
-    first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
-    last = {"SpecialToken": {"id": "[SEP]", "type_id": 1}}
-    return {
+    parts = bert_parts(
+        {token: index for index, token in enumerate(tokenizer.vocab)},
+        lowercase=tokenizer.lowercase,
+        strip_accents=tokenizer.strip_accents,
+        split_chinese=tokenizer.config["tokenize_chinese_chars"],
+        longest=tokenizer.config.get(LONGEST_WORD, MAX_WORD_LENGTH),
+    )
+    return parts | {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -129,56 +156,20 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
             {"id": index, "content": token, **marked}
             for index, token in sorted(zip(tokenizer.special_ids, SPECIAL_TOKENS, strict=True))
         ],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": tokenizer.config["tokenize_chinese_chars"],
-            "strip_accents": tokenizer.strip_accents,
-            "lowercase": tokenizer.lowercase,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [cls, first, sep],
-            "pair": [cls, first, sep, second, last],
-            "special_tokens": {
-                token: {"id": token, "ids": [tokenizer.id_of(token)], "tokens": [token]} for token in ("[CLS]", "[SEP]")
-            },
-        },
-        "decoder": {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": CONTINUATION,
-            LONGEST_WORD: tokenizer.config.get(LONGEST_WORD, MAX_WORD_LENGTH),
-            "vocab": {token: index for index, token in enumerate(tokenizer.vocab)},
-        },
+        "post_processor": make_rows("[CLS]", "[SEP]", parts["model"]["vocab"]),
     }
 
 
-def _disagree(settings: JsonObject, backend: JsonObject) -> bool:
-    """Returns whether a tokenizer of a BERT class has options that tokenizer.json contradicts."""
-    if settings.get("tokenizer_class") in (None, "", *GENERAL):
-        return False
-    normalizer = backend.get("normalizer")
-    options = normalizer if isinstance(normalizer, dict) else {}
-    pairs = [(settings.get(ours), options.get(name)) for name, ours in OPTIONS.items()]
-    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
-
-
-def _check_settings(settings: JsonObject, path: Path) -> None:
-    """Raises: InputError if tokenizer_config.json describes a tokenizer that is not BERT's WordPiece."""
-    kind = settings.get("tokenizer_class") or ""
+def _check_settings(kind: str, settings: JsonObject, path: Path) -> None:
+    """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
     if kind not in CLASSES:
-        raise OtherTokenizer(f"{path}: tokenizer_class {str(kind)[:80]} is not BERT's WordPiece; {OTHER}")
-    named = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
-    wanted = named | {"do_basic_tokenize": True, "never_split": None}
-    for name, value in wanted.items():
-        setting = settings.get(name)
-        setting = setting.get("content") if isinstance(setting, dict) else setting
-        if setting not in (None, value, []):
-            error = OtherTokenizer if name in named else InputError
-            raise error(f"{path}: {name} is {shown(setting)}, BERT's is {shown(value)}; {OTHER}")
+        raise InputError(
+            f"{path.parent}: {kind[:80]} is not BERT's WordPiece, and no tokenizer.json describes it; where "
+            "transformers is, write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    for name, value in (("do_basic_tokenize", True), ("never_split", None)):
+        if settings.get(name) not in (None, value, []):
+            raise InputError(f"{path}: {name} is {shown(settings[name])}, BERT's is {shown(value)}; {OTHER}")
 
 
 def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> None:
@@ -189,56 +180,3 @@ def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> N
                 f"{directory}: vocab.txt, of {len(vocab)} tokens, and tokenizer.json, of {len(ids)}, disagree about "
                 f"{shown(token)} with id {shown(index)}; remove the one that is not this model's"
             )
-
-
-def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObject, tokenizer: Tokenizer) -> list[str]:
-    """Returns a line about tokens that are found in raw text.
-
-    Raises: InputError if the vocabulary lacks one, or if text would never give it here.
-    """
-    vocab = tokenizer.vocab
-    decoder = settings.get("added_tokens_decoder") or {}
-    try:
-        pairs = [*read_object(directory / "added_tokens.json").items()]
-        pairs += [(token["content"], token["id"]) for token in backend.get("added_tokens") or []]
-        pairs += [(token["content"], index) for index, token in decoder.items()]
-        ids = {str(token): int(index) for token, index in pairs}
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        raise InputError(
-            f"{directory}: what its tokenizer files say of added tokens is not a list of tokens and ids; copy them anew"
-        ) from None
-    beyond = sorted((index, token) for token, index in ids.items() if not 0 <= index < len(vocab))
-    never = [token for token in ids if not _is_word(token, tokenizer)]
-    if beyond:
-        where = "tokenizer.json (model.vocab)" if backend else "vocab.txt"
-        fix = f"add them to {where} as words, with their ids, and remove them from what is added"
-        if not_words := [token for _, token in beyond if token in never]:
-            fix = f"{shown(not_words[0])} is not a word, which no text would give here, so this model cannot be used"
-        raise OtherTokenizer(
-            f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, "
-            f"{shown(beyond[0][1])} the first; they are found in raw text, which this tokenizer does not do: {fix}"
-        )
-    for token, index in ids.items():
-        if token in SPECIAL_TOKENS and vocab[index].strip() != token:
-            raise InputError(
-                f"{directory}: the added token {shown(token)} has the id {index}, in the vocabulary the id of "
-                f"{shown(vocab[index])}; copy the tokenizer's files again"
-            )
-    others = sorted(ids.keys() - set(SPECIAL_TOKENS), key=ids.__getitem__)
-    if not others:
-        return []
-    if unreachable := [token for token in others if token in never and not re.fullmatch(r"\[unused\d+\]", token)]:
-        raise OtherTokenizer(
-            f"{directory} has the added token {shown(unreachable[0])}, which transformers finds in raw text and no "
-            "text gives here; if yours have none, remove it from the added tokens of tokenizer.json and the other files"
-        )
-    return [
-        f"{len(others)} tokens, {shown(others[0])} the first, are found in raw text by transformers, and are words "
-        "like others here"
-    ]
-
-
-def _is_word(token: str, tokenizer: Tokenizer) -> bool:
-    """Returns whether text that is a token, or would be if it were in the vocabulary, gives this token."""
-    assert isinstance(tokenizer.pieces, WordPiece)
-    return token.split() == [token] == tokenizer.pieces.normalizer(token) and len(token) <= tokenizer.pieces.longest

@@ -41,6 +41,8 @@ _CHINESE = (
     (0x2B820, 0x2CEAF),
     (0x2F800, 0x2FA1F),
 )
+_NOT_CHINESE = range(0x2B820, 0x2B920)  # to the library `tokenizers`
+_PRIVATE = ((0xE000, 0xF8FF), (0xF0000, 0xFFFFD), (0x100000, 0x10FFFD))
 _CHINESE_BOUNDS = [bound for start, end in _CHINESE for bound in (start, end + 1)]
 # ASCII symbols such as $ and ^ count as punctuation too, though Unicode puts them elsewhere.
 _ASCII_PUNCTUATION = ((0x21, 0x2F), (0x3A, 0x40), (0x5B, 0x60), (0x7B, 0x7E))
@@ -80,12 +82,17 @@ class Normalizer:
       strip_accents: whether to decompose characters and drop the accents (all nonspacing marks). None, as in
         the reference: if and only if `lowercase`.
       split_chinese: whether each Chinese character is a word.
+      google: whether a capital sigma that ends a word becomes the final small one, characters for private use stay, and
+        U+2B820 to U+2B91F are Chinese, as in the reference. If not, none of this, as in the library `tokenizers`.
     """
 
-    def __init__(self, lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True):
+    def __init__(
+        self, lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True, google: bool = True
+    ):
         self.lowercase = lowercase
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.split_chinese = split_chinese
+        self.google = google
         self._tables = unicode_tables()
         self._letters = letter_images(lowercase, self.strip_accents)
         self._whole = _Images(self._whole_image)
@@ -93,13 +100,13 @@ class Normalizer:
         self._decomposed = _Images(self._decomposed_image)
 
     def __reduce__(self) -> tuple:
-        return Normalizer, (self.lowercase, self.strip_accents, self.split_chinese)
+        return Normalizer, (self.lowercase, self.strip_accents, self.split_chinese, self.google)
 
     def __call__(self, text: str) -> list[str]:
         """Returns the words of `text`, in order."""
         if not text.isascii():
-            if self.lowercase and "Σ" in text:
-                text = _lower_final_sigmas(text.translate(self._clean))
+            if self.lowercase and self.google and "Σ" in text:
+                text = _lower_googles(text.translate(self._clean))
             if self.strip_accents and _reorderable().search(text):
                 text = text.translate(self._clean).translate(self._decomposed)
                 text = "".join([text[position] for position in _canonical_order(text)])
@@ -114,9 +121,9 @@ class Normalizer:
         marks = self._tables.nonspacing_mark
         traced = trace(text)
         if not text.isascii():
-            if self.lowercase and "Σ" in text:
+            if self.lowercase and self.google and "Σ" in text:
                 traced = traced.translate(self._clean, marks)
-                traced = traced._replace(text=_lower_final_sigmas(traced.text))
+                traced = traced._replace(text=_lower_googles(traced.text))
             if self.strip_accents and _reorderable().search(traced.text):
                 traced = traced.translate(self._clean, marks).translate(self._decomposed, marks)
                 traced = traced.reorder(_canonical_order(traced.text))
@@ -131,7 +138,9 @@ class Normalizer:
             return " "
         if code in self._tables.control or code == 0xFFFD:
             return ""
-        if self.split_chinese and is_chinese(chr(code)):
+        if not self.google and any(first <= code <= last for first, last in _PRIVATE):
+            return ""
+        if self.split_chinese and is_chinese(chr(code)) and (self.google or code not in _NOT_CHINESE):
             return f" {chr(code)} "
         return chr(code)
 
@@ -220,7 +229,7 @@ class _Images(dict[int, str]):
         return self.setdefault(code, self._image(code))
 
 
-def _lower_final_sigmas(text: str) -> str:
+def _lower_googles(text: str) -> str:
     """Returns `text` with each capital sigma at the end of a word replaced by the final small sigma.
 
     A sigma is final if a cased letter comes before it and none after it, ignoring case-ignorable characters.

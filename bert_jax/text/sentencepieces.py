@@ -17,11 +17,11 @@ import struct
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, package_needed
+from bert_jax.errors import InputError, one_line, package_needed, shown
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
@@ -54,9 +54,8 @@ _UNSPACED = (
     (0x1780, 0x17FF),  # Khmer
     (0x3005, 0x3007),  # the marks that repeat or stand for a Chinese character
     (0x3040, 0x30FF),  # kana
-    (0x31F0, 0x31FF),
-    (0xFF66, 0xFF9F),
-)
+    (0x31F0, 0x31FF), (0xFF66, 0xFF9F),
+)  # fmt: skip
 
 
 def stands_alone(char: str) -> bool:
@@ -106,7 +105,15 @@ class SentencePieces:
         return SentencePieces, (self.content, self.config["do_lower_case"], self.config["strip_accents"])
 
     def __call__(self, text: str) -> list[int]:
-        return self._model.encode(self._prepared(text))
+        return self._encode(self._model, self._prepared(text))
+
+    def _encode(self, model: "sentencepiece.SentencePieceProcessor", text: str, **options: Any) -> Any:
+        """Returns what the library makes of a text. Raises: InputError if it fails, as with a damaged charsmap."""
+        try:
+            return model.encode(text, **options)
+        except (RuntimeError, UnicodeDecodeError) as error:
+            problem = f"the SentencePiece model fails on the text {shown(text)} ({one_line(error)[:120]})"
+            raise InputError(f"{problem}; copy it again") from None
 
     def _prepared(self, text: str) -> str:
         """Returns the text that the model gets. It cannot have halves of surrogate pairs, which are dropped."""
@@ -121,7 +128,9 @@ class SentencePieces:
         """Returns the ids of text with special tokens; after one, text without a leading blank begins no word."""
 
         def go_on(rest: str) -> list[int]:
-            return self._inner_model.encode(self._prepared(rest)) if rest and not rest[0].isspace() else self(rest)
+            return (
+                self._encode(self._inner_model, self._prepared(rest)) if rest and not rest[0].isspace() else self(rest)
+            )
 
         return encode_between(text, self.ids, self, go_on)
 
@@ -130,7 +139,7 @@ class SentencePieces:
         traced = trace_without_surrogates(text)
         if self._letters is not None:
             traced = traced.translate(self._letters, unicode_tables().nonspacing_mark)
-        ids, spans = read_piece_spans(self._model.encode(traced.text, out_type="serialized_proto"))
+        ids, spans = read_piece_spans(self._encode(self._model, traced.text, out_type="serialized_proto"))
         is_blank = np.array([self.vocab[index] == BLANK for index in ids], bool)
         spans = trim_blanks(traced.text, to_code_points(traced.text, spans), is_blank)
         return ids, traced.original_spans(spans, len(text))
@@ -371,8 +380,7 @@ def learn_sentencepieces(
 
 def _cut(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        for start in range(0, len(line), _LONGEST_LINE):
-            yield line[start : start + _LONGEST_LINE]
+        yield from (line[start : start + _LONGEST_LINE] for start in range(0, len(line), _LONGEST_LINE))
 
 
 def _refusal(message: str, vocab_size: int) -> Exception:

@@ -22,14 +22,15 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.resolve import resolve
 from bert_jax.text.bert_json import berts_options, is_others
+from bert_jax.text.hf_classes import as_loaded, vocab_with_added
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
-from bert_jax.text.tokenizer_json import DescribedPieces, read_described
+from bert_jax.text.tokenizer_json import DescribedPieces, read_described, read_pieces
 from bert_jax.text.vocab import MAX_WORD_LENGTH
-from bert_jax.text.wordpiece import GENERAL, LONGEST_WORD, WordPiece, read_wordpiece
+from bert_jax.text.wordpiece import GENERAL, GOOGLE, INPUTS, LONGEST_WORD, WordPiece, read_wordpiece
 
 _CONFIG_NAME = "tokenizer_config.json"
-_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents")
+_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", GOOGLE)
 _OPTIONS = schema.record(
     {}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)) | {LONGEST_WORD: schema.or_null(schema.integer())}
 )
@@ -87,9 +88,11 @@ class Tokenizer:
         """Returns a sha256 of vocabulary, options and algorithm, which together determine the ids of a text.
 
         Google's limit of the length of a word, 200, and Hugging Face's, 100, give the same fingerprint, so that data
-        made with a vocab.txt go with a model of its tokenizer.json.
+        made with a vocab.txt go with a model of its tokenizer.json; so do their rules of a few characters.
         """
         config = {name: value for name, value in self.config.items() if (name, value) != (LONGEST_WORD, 100)}
+        if self.kind == WordPiece.kind:
+            config = {name: value for name, value in config.items() if name not in (GOOGLE, INPUTS)}
         options = json.dumps([self.kind, config], sort_keys=True)
         return hashlib.sha256(options.encode() + b"\n" + self.pieces.content).hexdigest()
 
@@ -149,6 +152,15 @@ class Tokenizer:
             raise InputError(f"token {token!r} is not in the vocabulary of {self.vocab_size}; tokenize() splits words")
         return self.pieces.ids[token]
 
+    def with_blanks(self) -> "Tokenizer":
+        """Returns the tokenizer that puts a blank before every text, if that changes tokens: for text split in words.
+
+        RoBERTa's, unlike BERT's, has other tokens for a word without a blank before it.
+        """
+        if not isinstance(self.pieces, DescribedPieces) or not self.template.blank:
+            return self
+        return Tokenizer(self.pieces.with_blanks())
+
     def save(self, directory: AnyPath) -> None:
         """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.
 
@@ -194,18 +206,27 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         accents stay.
     Raises: InputError if there is no vocabulary, or an unusable one.
     """
-    path, config = resolve(path).on_this_machine(), {}
+    path, config, backend = resolve(path).on_this_machine(), {}, None
     if path.is_dir():
         if (path / _CONFIG_NAME).exists():
             config = files.read_json(path / _CONFIG_NAME)
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
         described = path / DescribedPieces.file_name
-        backend = files.read_json(described) if described.exists() else None
+        if described.exists():
+            backend = files.read_json(described)
+        if isinstance(backend, dict):
+            backend, config, _ = as_loaded(path, backend, config)
+        elif not described.exists() and (made := vocab_with_added(path, config)):
+            return Tokenizer(read_pieces(path / WordPiece.file_name, *made))
         config = _with_options_of(backend, described, config)
         path = _vocabulary_file(path, is_others(backend, described))
     files.check_fetched(path)
-    read = {".model": read_sentencepieces, ".json": read_described}.get(path.suffix, read_wordpiece)
-    pieces = read(path, config, lowercase, strip_accents)
+    if path.suffix == ".json":
+        backend = files.read_json(path) if backend is None else backend
+        pieces = read_described(path, backend, config, lowercase, strip_accents)
+    else:
+        read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
+        pieces = read(path, config, lowercase, strip_accents)
     try:
         return Tokenizer(pieces)
     except InputError as error:

@@ -15,19 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, one_line, package_needed, shown
-from bert_jax.storage.files import JsonObject, read_json
-from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word
-from bert_jax.text.normalize import Normalizer
+from bert_jax.errors import InputError, no_panic, one_line, package_needed, shown
+from bert_jax.storage.files import JsonObject
+from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word, read_rows
+from bert_jax.text.hf_classes import ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
 from bert_jax.text.sentencepieces import BLANK, NO_WORDS, join_ids, stands_alone
 from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, Template, reserved_tokens
-from bert_jax.text.wordpiece import WordPiece, is_lowercase
+from bert_jax.text.wordpiece import (
+    GOOGLE,
+    LONGEST_WORD,
+    WordPiece,
+    is_lowercase,
+    make_wordpiece,
+    second_type,
+)
 
 if TYPE_CHECKING:
     import tokenizers
 
-ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 _USUAL = {*SPECIAL_TOKENS, *(f"<{role}>" for role in ROLES), "<s>", "</s>"}
 _COPY = "copy it again"
 _HIDDEN = "\ufdd0"  # before the name of a special token that text shall not become; Unicode gives it no character
@@ -64,42 +70,78 @@ class DescribedPieces:
             raise InputError(f"its tokens end with {suffix}, so they do not say where words begin; use one without it")
         described_alone = described | {"post_processor": None}
         self._described = json.dumps(described_alone)
-        cls, sep, separators, second_type = _read_processor(described.get("post_processor"))
+        has_types = bool(second_type(settings))
+        cls, sep, separators, kind = read_rows(described.get("post_processor"), has_types)
         settings = settings | {"cls_token": cls, "sep_token": sep}
-        roles = {_content(settings.get(f"{role}_token")) for role in ROLES} | _USUAL
+        roles = {token_of(settings, role) for role in ROLES} | _USUAL
         self._model = _open(json.dumps(_hide_special(described_alone, roles)), special_is_text=True)
         ids = self._model.get_vocab(with_added_tokens=True)
         self.ids = {token.removeprefix(_HIDDEN): index for token, index in ids.items()}
         self.vocab = _in_order(self.ids, described.get("added_tokens"))
-        inputs = settings.get("model_input_names")
-        if isinstance(inputs, list) and inputs and "token_type_ids" not in inputs:
-            second_type = 0
         specials = _special_tokens(self, settings, model)
         parts = [described.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
         self._in_bytes = "ByteLevel" in _kinds(parts)
         self._prefix = model.get("continuing_subword_prefix") or ""
         self._blanks = self._in_bytes or any(token.startswith(BLANK) for token in self.vocab)
         # Where a blank is put before every text, as by Llama's normalizer, another would be a token of its own.
-        alone = self("a")
-        blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
-        self.template = Template(tuple(specials[role] for role in ROLES), separators, second_type, blank)
+        try:
+            alone = self("a")
+            blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
+        except InputError:  # without a token for what it does not know
+            blank = ""
+        self.template = Template(tuple(specials[role] for role in ROLES), separators, kind, blank)
         normalizer = self._model.normalizer
-        small, plain = (normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char for char in "Aé")
+        with no_panic():  # else the text "a" would have failed
+            small, plain = (normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char for char in "Aé")
         self.config = {f"{role}_token": specials[role] for role in ROLES} | {
             "do_lower_case": small == "a",
             "strip_accents": plain == "e",
-            "model_input_names": ["input_ids", *["token_type_ids"] * second_type, "attention_mask"],
+            "model_input_names": ["input_ids", *["token_type_ids"] * kind, "attention_mask"],
         }
 
     def __reduce__(self) -> tuple:
         return DescribedPieces, (self.content, self.config)
 
+    @property
+    def puts_blank(self) -> bool | None:
+        """Whether a blank is put before every text, the option add_prefix_space; None where tokens are not of bytes."""
+        return not self.template.blank if self._in_bytes else None
+
+    def with_blanks(self) -> "DescribedPieces":
+        """Returns the same with a blank before every text, where that changes tokens: a word is as within a text."""
+        if not self.template.blank:
+            return self
+        described = json.loads(self.content)
+        splitter = described.get("pre_tokenizer") or {}
+        last = splitter["pretokenizers"][-1] if splitter.get("type") == "Sequence" else splitter
+        if splitter.get("type") == "ByteLevel":
+            splitter["add_prefix_space"] = True
+        elif last.get("type") == "Metaspace":
+            last["prepend_scheme"] = "always"
+        else:  # in a sequence, a ByteLevel would put it before every part of a text
+            before = [{"type": "Prepend", "prepend": " "}, *[part for part in [described.get("normalizer")] if part]]
+            described["normalizer"] = {"type": "Sequence", "normalizers": before}
+        return DescribedPieces(json.dumps(described).encode(), self.config)
+
     def __call__(self, text: str) -> list[int]:
-        return self._model.encode(without_surrogates(text), add_special_tokens=False).ids
+        return self._encode(self._model, without_surrogates(text)).ids
 
     def encode_special(self, text: str) -> list[int]:
         """Returns the ids of text in which special tokens stand for themselves, as transformers reads it."""
-        return self._with_special.encode(without_surrogates(text), add_special_tokens=False).ids
+        return self._encode(self._with_special, without_surrogates(text)).ids
+
+    def _encode(self, model: "tokenizers.Tokenizer", text: str) -> "tokenizers.Encoding":
+        """Returns what the library makes of a text. Raises: InputError if it fails."""
+        try:
+            with no_panic():
+                return model.encode(text, add_special_tokens=False)
+        except TypeError:  # it is not a text
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises no other
+            raise InputError(
+                f"what tokenizer.json describes fails on the text {shown(text)} ({one_line(error)[:120]}); correct its "
+                "regular expressions, charsmap or unk_token, or leave out the text"
+            ) from None
 
     @functools.cached_property
     def _with_special(self) -> "tokenizers.Tokenizer":
@@ -107,14 +149,19 @@ class DescribedPieces:
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
-        encodings = self._model.encode_batch_fast(list(map(without_surrogates, texts)), add_special_tokens=False)
+        texts = list(map(without_surrogates, texts))
+        try:
+            with no_panic():
+                encodings = self._model.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 - one by one, to name the text
+            encodings = [self._encode(self._model, text) for text in texts]
         return join_ids([encoding.ids for encoding in encodings], len(self.vocab))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and their spans in it, [n, 2] int32; see `Tokenizer`."""
         traced = trace_without_surrogates(text)
         whole = traced.text
-        encoding = self._model.encode(whole, add_special_tokens=False)
+        encoding = self._encode(self._model, whole)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         is_blank = np.array([not whole[start:end].strip() for start, end in encoding.offsets], bool)
         alone = np.array([token == BLANK for token in encoding.tokens], bool)  # the blank before a word
@@ -138,36 +185,38 @@ class DescribedPieces:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the tokens."""
-        return self._model.decode(list(map(int, ids)), skip_special_tokens=False).replace(_HIDDEN, "").strip()
+        with no_panic():
+            return self._model.decode(list(map(int, ids)), skip_special_tokens=False).replace(_HIDDEN, "").strip()
 
 
 def read_described(
-    path: Path, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+    path: Path, backend: JsonObject, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> WordPiece | DescribedPieces:
-    """Returns the algorithm of a tokenizer.json: `WordPiece` if it is BERT's, with no other tokens added.
+    """Returns the algorithm of a tokenizer.json, `backend`: `WordPiece` if it is BERT's, with no other tokens added.
 
     Raises: InputError if the file cannot be used, or if an argument contradicts it.
     """
-    backend = read_json(path)
     if is_plain(backend, path):
         vocab = berts_vocab(backend, path)
         options = berts_options(backend, path) | config
-        accents = options.get("strip_accents") if strip_accents is None else strip_accents
-        normalizer = Normalizer(
-            is_lowercase(vocab, options, lowercase), accents, options.get("tokenize_chinese_chars", True)
-        )
-        return WordPiece(vocab, normalizer, longest_word(backend, path))
-    pieces = read_pieces(path, config)
+        options["do_lower_case"] = is_lowercase(vocab, options, lowercase)
+        if strip_accents is not None:
+            options["strip_accents"] = strip_accents
+        return make_wordpiece(vocab, {GOOGLE: False} | options | {LONGEST_WORD: longest_word(backend, path)})
+    pieces = read_pieces(path, backend, config)
     for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
         if value not in (None, pieces.config[name]):
             raise InputError(f"{path}: {name} is {shown(pieces.config[name])} in the file itself; leave it so")
     return pieces
 
 
-def read_pieces(path: Path, settings: JsonObject) -> DescribedPieces:
-    """Returns the pieces of a tokenizer.json, with the settings of tokenizer_config.json. Raises: InputError."""
+def read_pieces(path: Path, backend: JsonObject, settings: JsonObject) -> DescribedPieces:
+    """Returns the pieces of a tokenizer.json, `backend`, with the settings of tokenizer_config.json.
+
+    Raises: InputError, with the path, if they cannot be used.
+    """
     try:
-        return DescribedPieces(path.read_bytes(), settings)
+        return DescribedPieces(json.dumps(backend).encode(), settings)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -180,12 +229,6 @@ def _library() -> types.ModuleType:
     with package_needed("tokenizers", "a vocabulary in tokenizer.json"):
         import tokenizers
     return tokenizers
-
-
-def _content(token: Any) -> str:
-    """Returns a token that is written with its options or without them; "" if there is none."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
 
 
 def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
@@ -211,10 +254,11 @@ def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
 def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
     library = _library()
     try:
-        model = library.Tokenizer.from_str(described)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+        with no_panic():
+            model = library.Tokenizer.from_str(described)
+    except MemoryError:
         raise
-    except BaseException as error:  # noqa: BLE001, a panic of Rust is no Exception
+    except Exception as error:  # noqa: BLE001 - the library raises no other
         raise InputError(f"tokenizers cannot read it ({one_line(error)[:60]}); {_COPY}") from None
     model.encode_special_tokens = special_is_text
     return model
@@ -239,7 +283,7 @@ def _special_tokens(pieces: DescribedPieces, settings: JsonObject, model: JsonOb
     """Returns the token of each role: from tokenizer_config.json, from the model, or by its usual name."""
     tokens, ids, vocab = {}, pieces.ids, pieces.vocab
     for role, usual in zip(ROLES, SPECIAL_TOKENS, strict=True):
-        named = _content(settings.get(f"{role}_token"))
+        named = token_of(settings, role)
         if not named and role == "unk":
             unk_id = model.get("unk_id")
             named = vocab[unk_id] if isinstance(unk_id, int) and 0 <= unk_id < len(vocab) else model.get("unk_token")
@@ -249,35 +293,6 @@ def _special_tokens(pieces: DescribedPieces, settings: JsonObject, model: JsonOb
             raise InputError(f"{what} the vocabulary of {len(ids)} tokens; name one of it in tokenizer_config.json")
         tokens[role] = named
     return tokens
-
-
-def _read_processor(processor: Any) -> tuple[str, str, int, int]:
-    """Returns [CLS], [SEP], the number of [SEP] between two texts, and the type of the second text.
-
-    Raises: InputError if rows are not [CLS] A [SEP] and [CLS] A [SEP] .. B [SEP].
-    """
-    try:
-        if processor["type"] == "Sequence":
-            (processor,) = [step for step in processor["processors"] if step["type"] != "ByteLevel"]
-        if processor["type"] in ("RobertaProcessing", "BertProcessing"):
-            berts = processor["type"] == "BertProcessing"
-            return str(processor["cls"][0]), str(processor["sep"][0]), 1 if berts else 2, int(berts)
-        single, pair = (
-            [(name, part["id"], part["type_id"]) for entry in processor[kind] for name, part in entry.items()]
-            for kind in ("single", "pair")
-        )
-        (_, cls, _), first, (_, sep, _) = single
-        separators = len(pair) - 4
-        second = pair[-2]
-        tail = [("SpecialToken", sep)] * separators + [("Sequence", "B"), ("SpecialToken", sep)]
-        wanted = [("SpecialToken", cls), ("Sequence", "A"), *tail]
-        if separators in (1, 2) and first[:2] == wanted[1] and [entry[:2] for entry in pair] == wanted:
-            return cls, sep, separators, int(bool(second[2]))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        pass
-    raise InputError(
-        "its post_processor does not make [CLS] A [SEP] of a text and [CLS] A [SEP] B [SEP] of two; write one that does"
-    )
 
 
 def _kinds(part: Any) -> Iterator[Any]:

@@ -16,18 +16,19 @@ from bert_jax.text.offsets import move_spans
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, Template, encode_between, read_vocab, vocab_bytes
 from bert_jax.text.words import BatchEncoder
 
+GOOGLE = "google_rules"  # our own option: `Normalizer.google`
+INPUTS = "model_input_names"  # Hugging Face's: what rows have; without token_type_ids these are 0
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that follow tokenizer.json
 # Its classes of BERT's tokenizer, and those that say nothing; another class splits text in another way.
-_OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
-CLASSES = (
-    *("", "AutoTokenizer", *GENERAL, "SentencePiece"),
-    *(f"{model}Tokenizer{fast}" for model in _OF_BERT for fast in ("", "Fast")),
-)
+_OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert")
+BERTS = tuple(f"{model}Tokenizer" for model in _OF_BERT)  # which are the same
+CLASSES = ("", "AutoTokenizer", *GENERAL, "SentencePiece", *BERTS, *(f"{name}Fast" for name in BERTS))
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
 
 _FIRST_LETTERS = 4  # of a word, which limit the length of a token that begins it
 _SHORT_SIZES = tuple(range(_FIRST_LETTERS - 1, 0, -1))
+_BERTS_ROWS = Template()
 
 
 class WordPiece:
@@ -41,10 +42,16 @@ class WordPiece:
     kind = "wordpiece"
     file_name = "vocab.txt"
     class_name = "BertTokenizer"  # Hugging Face's, which reads both files
-    template = Template()
 
-    def __init__(self, vocab: Sequence[str], normalizer: Normalizer, longest: int = MAX_WORD_LENGTH):
+    def __init__(
+        self,
+        vocab: Sequence[str],
+        normalizer: Normalizer,
+        longest: int = MAX_WORD_LENGTH,
+        template: Template = _BERTS_ROWS,
+    ):
         self.vocab = tuple(vocab)
+        self.template = template
         self.normalizer = normalizer
         self.longest = longest  # characters; a longer word is [UNK]
         self.ids = {token: index for index, token in enumerate(vocab)}  # of duplicate tokens the last counts
@@ -61,7 +68,7 @@ class WordPiece:
         self._spans = _Memo(self._spans_between_blanks)
 
     def __reduce__(self) -> tuple:
-        return WordPiece, (self.vocab, self.normalizer, self.longest)  # without the words seen so far
+        return WordPiece, (self.vocab, self.normalizer, self.longest, self.template)  # without the words seen so far
 
     def __call__(self, text: str) -> list[int]:
         return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
@@ -94,7 +101,11 @@ class WordPiece:
     @property
     def config(self) -> JsonObject:
         """Returns the options, under Hugging Face's names."""
-        own = {LONGEST_WORD: self.longest} if self.longest != MAX_WORD_LENGTH else {}
+        own: JsonObject = {LONGEST_WORD: self.longest} if self.longest != MAX_WORD_LENGTH else {}
+        if not self.normalizer.google:
+            own[GOOGLE] = False
+        if not self.template.second_type:
+            own[INPUTS] = ["input_ids", "attention_mask"]
         return own | {
             "do_lower_case": self.normalizer.lowercase,
             "strip_accents": self.normalizer.strip_accents,
@@ -179,10 +190,27 @@ def read_wordpiece(
         raise InputError(
             f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}; give {path} itself"
         )
+    lowercase = is_lowercase(vocab, config, lowercase)
+    return make_wordpiece(vocab, config | {"do_lower_case": lowercase, "strip_accents": strip_accents})
+
+
+def make_wordpiece(vocab: Sequence[str], options: JsonObject) -> WordPiece:
+    """Returns the algorithm with the options of tokenizer_config.json, of which `do_lower_case` must be given."""
     normalizer = Normalizer(
-        is_lowercase(vocab, config, lowercase), strip_accents, config.get("tokenize_chinese_chars", True)
+        options["do_lower_case"],
+        options.get("strip_accents"),
+        split_chinese=options.get("tokenize_chinese_chars") is not False,
+        google=options.get(GOOGLE) is not False,
     )
-    return WordPiece(vocab, normalizer, config.get(LONGEST_WORD) or MAX_WORD_LENGTH)
+    return WordPiece(
+        vocab, normalizer, options.get(LONGEST_WORD) or MAX_WORD_LENGTH, Template(second_type=second_type(options))
+    )
+
+
+def second_type(options: JsonObject) -> int:
+    """Returns the type of the second text's tokens, given the options of tokenizer_config.json."""
+    inputs = options.get(INPUTS)
+    return int(not isinstance(inputs, list) or not inputs or "token_type_ids" in inputs)
 
 
 def is_lowercase(vocab: Sequence[str], config: JsonObject, given: bool | None = None) -> bool:

@@ -104,6 +104,37 @@ def test_a_configuration_of_older_versions_says_the_same(tmp_path):
     assert load_hf(tmp_path / "out").config == model[0]
 
 
+def test_an_angle_of_null_is_that_of_global_layers(tmp_path):
+    """In the versions that wrote it; one that is not there is 10,000."""
+    model = bert_of("modernbert", "masked_lm", rotary_theta=80_000.0)
+    save_hf(tmp_path / "out", *model)
+    where = tmp_path / "out" / "config.json"
+    about = json.loads(where.read_text())
+    del about["rope_parameters"]
+    for theta, expected in ((None, 80_000.0), (5.0, 5.0), ("", 10_000.0)):
+        about["local_rope_theta"] = theta
+        where.write_text(json.dumps({name: value for name, value in about.items() if value != ""}))
+        assert load_hf(tmp_path / "out").config.local_rotary_theta == expected
+
+
+@pytest.mark.parametrize("family", list(SIZES))
+@pytest.mark.parametrize("head", ["encoder", "masked_lm"])
+def test_names_that_a_trainer_put_before_are_read(tmp_path, family, head):
+    """As PyTorch Lightning, DataParallel and torch.compile do; with the family's own prefix or without."""
+    from safetensors.numpy import load_file, save_file
+
+    params = random_params(small(family), parts=HEADS[head].parts_in(small(family)))
+    save_hf(tmp_path / "out", small(family), params, make_tokenizer(131), head, ())
+    weights, expected = tmp_path / "out" / "model.safetensors", load_hf(tmp_path / "out")
+    arrays = load_file(weights)
+    own = [f"{FAMILIES[family].base}."] if head == "encoder" else []
+    for prefix in ("model.", "module.", "_orig_mod.", "model.module.", *own, *(f"model.{base}" for base in own)):
+        save_file({prefix + name: array for name, array in arrays.items()}, weights)
+        found = load_hf(tmp_path / "out")
+        jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+        assert found.notes == expected.notes
+
+
 def test_a_run_of_pretraining_is_written_as_its_masked_language_model(tmp_path):
     config = small("modernbert")
     params = random_params(config, parts=PRETRAINING.parts)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.hf import save_hf
-from bert_jax.checkpoints.hf_extras import check_prefix
+from bert_jax.checkpoints.hf_extras import find_prefix
 
 
 @pytest.fixture
@@ -54,17 +54,34 @@ def test_a_model_beside_its_variant_is_loaded(model):
     assert load_pretrained(model).notes == ()
 
 
-PREFIXES = ("module.", "_orig_mod.", "base_model.model.", "model.", "0.auto_model.")
-
-
-@pytest.mark.parametrize("prefix", [*PREFIXES, "module.bert."])
-def test_names_that_another_program_put_before_are_named(model, prefix):
+@pytest.mark.parametrize("prefix", ["bert.", "model.bert.", "module.", "0.auto_model."])
+def test_names_that_a_trainer_put_before_are_read(model, prefix):
+    expected = load_pretrained(model).params["encoder"]["embeddings"]["word"]["embedding"]
     tensors = load_file(model / "model.safetensors")
     save_file({prefix + name: array for name, array in tensors.items()}, model / "model.safetensors")
-    begins = next(each for each in PREFIXES if prefix.startswith(each))
-    with pytest.raises(InputError, match=rf"the names of its tensors begin with '{begins}', as .*; save"):
+    found = load_pretrained(model)
+    assert (found.params["encoder"]["embeddings"]["word"]["embedding"] == expected).all() and not found.notes
+
+
+def test_a_prefix_is_that_of_every_name(tmp_path):
+    known = lambda names: "words" in list(names)  # noqa: E731
+    assert find_prefix(["module.model.words", "module.model.b"], known, tmp_path) == "module.model."
+    assert find_prefix(["module.words", "b"], known, tmp_path) == find_prefix(["words"], known, tmp_path) == ""
+
+
+def test_a_model_that_peft_changed_is_named(model):
+    tensors = load_file(model / "model.safetensors")
+    save_file({f"base_model.model.{name}": array for name, array in tensors.items()}, model / "model.safetensors")
+    with pytest.raises(
+        InputError, match=r"begin with 'base_model\.model\.', as PEFT writes them; save the model after"
+    ):
         load_pretrained(model)
-    check_prefix(["module.a", "bert.b"], model)
+
+
+def test_the_head_of_setfit_is_said(model):
+    (model / "model_head.pkl").write_bytes(b"")
+    (note,) = load_pretrained(model).notes
+    assert "model_head.pkl: a classifier of SetFit lies beside the model, and is not read" in note
 
 
 def test_the_model_in_a_folder_of_sentence_transformers(model, tmp_path):

@@ -56,6 +56,43 @@ def test_ids_rows_and_the_way_back(tmp_path, kind):
     assert not notes
 
 
+CLASSES = {
+    "roberta": ["RobertaTokenizer", "PreTrainedTokenizerFast", "BartTokenizerFast"],
+    "xlmr": ["XLMRobertaTokenizer", "CamembertTokenizerFast", "PreTrainedTokenizerFast"],
+    "modernbert": ["PreTrainedTokenizerFast", "RobertaTokenizer"],
+    "words": ["BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "PreTrainedTokenizerFast"],
+}
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"add_prefix_space": True}, {"add_prefix_space": False}, {"extra_special_tokens": ["<e1>", "tow"]},
+    {"do_lower_case": False}, {"model_input_names": TYPES},
+])  # fmt: skip
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CLASSES.items() for name in names])
+def test_what_each_class_makes_of_the_files(tmp_path, kind, name, settings):
+    models = {"roberta": "roberta", "xlmr": "xlm-roberta", "modernbert": "modernbert", "words": "bert"}
+    directory = write_described(tmp_path / "there", kind, **{"tokenizer_class": name} | settings)
+    (directory / "config.json").write_text(json.dumps({"model_type": models[kind]}))
+    described = json.loads((directory / "tokenizer.json").read_text())
+    if name != "PreTrainedTokenizerFast":  # parts that classes of their own do not keep
+        described |= {"normalizer": {"type": "Lowercase"}} if kind == "roberta" else {}
+        (directory / "tokenizer.json").write_text(json.dumps(described))
+    same(load_hf_tokenizer(directory)[0], theirs(directory))
+    same(load_tokenizer(directory), theirs(directory))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
+def test_words_of_a_sentence(tmp_path, kind):
+    """Training puts a blank before every word where that changes its tokens, and the export says so."""
+    ours = load_hf_tokenizer(write_described(tmp_path / "there", kind))[0]
+    words = ["low", "walker", ".", "東京", "The"]
+    for each, folder in ((ours, "there"), (ours.with_blanks(), "back")):
+        if folder == "back":
+            save_hf_tokenizer(tmp_path / "back", each, 512)
+        other = theirs(tmp_path / folder)(words, is_split_into_words=True, add_special_tokens=False)["input_ids"]
+        assert [index for word in words for index in each.encode(word)] == other
+
+
 @pytest.mark.parametrize("name", ["RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"])
 def test_classes_of_their_own(tmp_path, name):
     kind = "roberta" if name == "RobertaTokenizer" else "xlmr"

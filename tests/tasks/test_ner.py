@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from builders import message, write
+from described import write_described
 
+from bert_jax import load_tokenizer
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import ner
@@ -21,6 +24,27 @@ CONLL = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nLovelace NNP I-NP I-PER\n\n
 
 def task(labels=(), **settings):
     return ner_task(TaskConfig(name="ner", **settings), labels)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
+def test_words_have_the_tokens_that_transformers_gives_them(tmp_path, kind):
+    """A list of words: each as the file says, with a blank before it or without. A text: the text's own tokens."""
+    found = load_tokenizer(write_described(tmp_path, kind))
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    words, text = ["low", "walker", ".", "The", "new"], "The low walkers (new), isn't  it."
+    example = task(LABELS).parse(text, "input 1")
+    for mine in (found, found.with_blanks()):
+        listed, running = task(LABELS).make_rows([NerExample(words), example], mine, False).rows
+        if mine is found:
+            assert listed.token_ids.tolist() == library.encode(words, is_pretokenized=True).ids
+            assert running.token_ids.tolist() == library.encode(text).ids
+        assert listed.token_ids[1:-1].tolist() == [index for word in words for index in mine.encode(word)]
+        assert running.token_ids[1:-1].tolist() == mine.encode(text)
+        tokens = mine.tokens(running.token_ids[running.detail.positions])
+        parts = [token.strip("Ġ▁").lower() for token in tokens]
+        for word, part in zip(running.detail.words, parts, strict=True):
+            name = example.words[word].lower()
+            assert kind == "words" or part in ("<unk>", "") or name.startswith(part) or part.startswith(name)
 
 
 # Tags

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import time
+from types import SimpleNamespace
 
 import mutations
 import numpy as np
@@ -406,3 +407,15 @@ def test_half_a_surrogate_pair_is_dropped(english):
     clean = [broken[start:end].replace("\ud800", "").replace("\udfff", "") for start, end in spans.tolist()]
     expected = english.encode_with_offsets(whole)
     assert ids == expected[0] and clean == [whole[start:end] for start, end in expected[1].tolist()]
+
+
+def test_a_text_on_which_the_library_fails_is_one_line(english, monkeypatch):
+    def fail(text, **options):
+        raise RuntimeError("Internal: damaged\ncharsmap")
+
+    monkeypatch.setattr(english.pieces, "_model", SimpleNamespace(encode=fail))
+    for call in (english.encode, english.encode_with_offsets, lambda text: english.encode_arrays([text])):
+        with pytest.raises(
+            InputError, match=r"SentencePiece model fails on the text .* \(Internal: damaged charsmap\); copy"
+        ):
+            call("the ☃")

@@ -199,8 +199,8 @@ def change(backend, path, value):
         (["model", "merges", "+"], ["a", "nowhere"], "tokenizers cannot read it (Token `nowhere` out of vocabulary"),
         (["pre_tokenizer"], {"type": "New"}, "tokenizers cannot read it"),
         (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "tokenizers cannot read it (Prec"),
-        (["added_tokens", 4, "id"], 77, 'the added token "<mask>" has the id 77'),
-        (["added_tokens", 4], {"content": "<mask>"}, "its vocabulary or added_tokens are damaged"),
+        (["added_tokens", 4, "id"], 77, 'give "i" and "<mask>" the same id, 77'),
+        (["added_tokens", 4], {"content": "<mask>"}, "of the vocabulary or of added tokens is not a list of tokens"),
         (["post_processor"], None, "its post_processor does not make [CLS] A [SEP]"),
         (["post_processor", "type"], "ByteLevel", "its post_processor does not make [CLS] A [SEP]"),
         (["post_processor", "cls"], ["<none>", 9], 'cls_token "<none>" is not in the vocabulary of 380 tokens'),
@@ -216,21 +216,76 @@ def test_what_cannot_be_computed_is_named(tmp_path, path, value, problem):
     assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"mask_token": "<blank>"}, 'mask_token "<blank>" is not in the vocabulary'),
-        ({"mask_token": {"content": "<blank>"}}, 'mask_token "<blank>" is not in the vocabulary'),
-    ],
-)
-def test_special_tokens_are_those_of_the_settings(tmp_path, settings, problem):
-    write_described(tmp_path, "roberta", **settings)
-    with pytest.raises(InputError, match=problem):
-        load_tokenizer(tmp_path)
-    write_described(tmp_path, "roberta", mask_token=None, pad_token=3)  # the usual names
+@pytest.mark.parametrize("name", ["<blank>", {"content": "<blank>"}])
+def test_special_tokens_are_those_of_the_settings(tmp_path, name):
+    write_described(tmp_path, "roberta", mask_token=name)
+    found = load_tokenizer(tmp_path)  # one that the vocabulary lacks comes after it, as in transformers
+    assert (found.template.specials[4], found.mask_id, found.vocab_size) == ("<blank>", 380, 381)
+    write_described(tmp_path, "roberta", mask_token=None, pad_token=None)  # the usual names
     assert load_tokenizer(tmp_path).template.specials == ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     with pytest.raises(InputError, match="do_lower_case is false in the file itself"):
         load_tokenizer(tmp_path, lowercase=True)
+
+
+# Errors of the library on a text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "problem"),
+    [
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+         "a" * 40 + "!", "retry-limit-in-match over"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "a"}},
+         "a" * 60 + "!", "retry-limit-in-match over"),
+        ({"model": {"type": "WordLevel", "unk_token": "[NO]", "vocab": {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2,
+                                                                        "[MASK]": 3, "a": 4, "b": 5}}},
+         "\u2603", "Missing"),
+        ({"model": {"type": "Unigram", "unk_id": None, "vocab": [["[PAD]", 0], ["[CLS]", 0], ["[SEP]", 0],
+                                                                 ["[MASK]", 0], ["a", -1], ["b", -1]]}},
+         "\u2603", "unk_id` is missing"),
+    ],
+)  # fmt: skip
+def test_a_text_on_which_the_library_fails_is_one_line(tmp_path, changes, text, problem):
+    vocab = {token: number for number, token in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
+    backend = {"added_tokens": [], "normalizer": None, "pre_tokenizer": None, "decoder": None}
+    backend |= {"model": {"type": "WordLevel", "unk_token": "b", "vocab": vocab}}
+    backend["post_processor"] = {"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend | changes))
+    (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "b", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    found = load_tokenizer(tmp_path)
+    calls = (found.encode, lambda text: found.encode(text, True), found.encode_with_offsets)
+    for call in (*calls, lambda text: found.encode_arrays(["a", text, "b"])):
+        with pytest.raises(InputError) as caught:
+            call(text)
+        assert f"fails on the text {json.dumps(text)[:40]}" in str(caught.value) and problem in str(caught.value)
+        assert str(caught.value).isprintable()
+    assert found.encode("a") == [4]
+
+
+def test_two_tokens_of_one_id_are_named(tmp_path):
+    write_described(tmp_path, "roberta")
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    backend["model"]["vocab"]["low"] = backend["model"]["vocab"]["Ġlow"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    with pytest.raises(InputError, match=r'give "\\u0120low" and "low" the same id|give "low" and "\\u0120low" the s'):
+        load_tokenizer(tmp_path)
+
+
+def test_words_as_they_are_within_a_text(directory, tokenizer, tmp_path):
+    """What training on lists of words uses, and an export says."""
+    from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+
+    blanked = tokenizer.with_blanks()
+    changes = directory.name in ("roberta", "modernbert")
+    assert (blanked is not tokenizer) == changes and blanked.template.blank == ""
+    words = ["low", "walk", "东", ".", "new"]
+    for word in words:
+        assert blanked.encode(word) == tokenizer.encode(tokenizer.template.blank + word)
+    save_hf_tokenizer(tmp_path, blanked, 64)
+    about = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert about.get("add_prefix_space") == (True if changes else None)
+    assert load_hf_tokenizer(tmp_path)[0].encode_batch(words) == blanked.encode_batch(words)
+    assert blanked.with_blanks() is blanked
 
 
 # Learning

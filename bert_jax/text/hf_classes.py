@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the classes of transformers 5 make of a tokenizer.json: some follow the file, others build parts of it anew.
+
+Source: `AutoTokenizer` and the tokenizer classes of transformers 5.23.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import InputError, shown
+from bert_jax.storage.files import JsonObject, read_object
+from bert_jax.text.bert_json import is_plain
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
+from bert_jax.text.wordpiece import BERTS, GENERAL, INPUTS, LONGEST_WORD, is_lowercase
+
+ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
+LONGEST = 100  # characters of a word, in the class of BERT
+_BERT, _MPNET, _CAMEMBERT = "BertTokenizer", "MPNetTokenizer", "CamembertTokenizer"
+# The class of a model whose files name none. ModernBERT's follows the file, whatever class they name.
+_OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "RobertaTokenizer",
+              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT}  # fmt: skip
+# Classes that compute without a tokenizer.json, some with programs for Japanese or Vietnamese.
+_ELSEWHERE = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "CanineTokenizer",
+              "FlaubertTokenizer", "XLMTokenizer", "BartphoTokenizer")  # fmt: skip
+_MODELS = dict.fromkeys((*BERTS, _MPNET), "WordPiece") | {
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), "BPE"),
+    **dict.fromkeys(("XLMRobertaTokenizer", _CAMEMBERT), "Unigram"),
+}  # the classes that are computed as they are, and the model of each
+# Classes of transformers that build parts anew, as is not done here. Those that it does not know follow the file.
+_OTHERS = tuple(
+    f"{name}Tokenizer"
+    for name in (
+        "Albert", "Barthez", "BigBird", "Blenderbot", "CLIP", "CodeGen", "Cohere", "Deberta", "DebertaV2", "Funnel",
+        "Gemma", "GPT2", "GPTNeoX", "Herbert", "LayoutLMv2", "LayoutLMv3", "LayoutXLM", "Llama", "MBart", "MBart50",
+        "Nllb", "OpenAIGPT", "Pegasus", "Qwen2", "Reformer", "RemBert", "SeamlessM4T", "Splinter", "T5", "Udop",
+        "Whisper", "XGLM", "XLNet",
+    )
+)  # fmt: skip
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which they are added
+_NO_TYPES = ["input_ids", "attention_mask"]
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def class_of(directory: Path, settings: JsonObject) -> str:
+    """Returns the class that reads a directory's tokenizer, without "Fast"; "" for the one that follows tokenizer.json.
+
+    `settings` are those of tokenizer_config.json. Raises: InputError if that class computes what is not computed here.
+    """
+    config = read_object(directory / "config.json")
+    model, named = config.get("model_type"), settings.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(named or "").removesuffix("Fast")
+    if name in _ELSEWHERE or settings.get("word_tokenizer_type") or settings.get("subword_tokenizer_type"):
+        raise InputError(
+            f"{directory} has a tokenizer of {name if name in _ELSEWHERE else _ELSEWHERE[0]}, which splits text in a "
+            "way of its own, by word_tokenizer_type or other programs, and cannot be computed here; use a model whose "
+            "tokenizer.json describes its tokenizer"
+        )
+    if model == "modernbert" or named in GENERAL:
+        return ""
+    if name in ("", "AutoTokenizer"):
+        return _OF_MODELS.get(model, "") if isinstance(model, str) else ""
+    return _BERT if name in BERTS and name != "DistilBertTokenizer" else name
+
+
+def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tuple[JsonObject, JsonObject, list[str]]:
+    """Returns tokenizer.json and the settings beside it as transformers has them after loading, and notes for the user.
+
+    Raises: InputError if the class that it takes cannot be computed here, or cannot read the file.
+    """
+    kind, model = class_of(directory, settings), backend.get("model")
+    notes: list[str] = []
+    if not isinstance(model, dict):
+        return backend, settings, []
+    if "added_tokens_decoder" not in settings:
+        settings = settings | read_object(directory / "special_tokens_map.json")
+    for name in (f"{role}_token" for role in _NAMED):
+        if settings.get(name) is not None and not _content(settings[name]):
+            raise InputError(f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it")
+    _check_class(directory, kind, model.get("type"))
+    lowercase = next(_normalizers(backend), {}).get("lowercase", True)
+    if _MODELS.get(kind) == "WordPiece" and settings.get("do_lower_case") is None and not lowercase:
+        notes.append(f"text is lower-cased, as transformers' {kind} does unless do_lower_case in "
+                     "tokenizer_config.json is false, whatever tokenizer.json says")  # fmt: skip
+    if kind in _MODELS:
+        settings = settings | _usual_settings(kind, settings)
+    elif settings.get("tokenizer_class") in GENERAL or (directory / "config.json").exists():
+        settings = {INPUTS: _NO_TYPES} | settings
+    try:
+        backend = backend | {"added_tokens": _added_tokens(directory, backend, settings, kind)}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{directory}: what its tokenizer files say of the vocabulary or of added tokens is not a list of tokens "
+            "and ids; copy them again"
+        ) from None
+    # A vocab.txt of Google's keeps Google's limit.
+    longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if (directory / "vocab.txt").exists() else LONGEST
+    return backend | _parts(kind, backend, settings, longest), settings, notes
+
+
+def _check_class(directory: Path, kind: str, model: Any) -> None:
+    """Raises: InputError if a class is not computed here, or makes another model of that of tokenizer.json."""
+    wanted = _MODELS.get(kind)
+    follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
+    if wanted and model not in (None, wanted):
+        raise InputError(
+            f"{directory}: tokenizer.json has a {shown(model)} model, and {kind}, with which transformers reads it, "
+            f"makes a {wanted} of its words; {follow}"
+        )
+    if kind in _OTHERS:
+        raise InputError(
+            f"{directory}: transformers' {kind} builds parts of tokenizer.json anew, which is not done here; {follow}"
+        )
+
+
+def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
+    """Returns the special tokens that a class has, and the inputs, as its constructor completes the settings."""
+    usual = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
+    if kind not in BERTS:
+        usual = {role: f"<{role}>" for role in ROLES} | {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>"}
+    if kind == _MPNET:
+        usual["unk"] = "[UNK]"
+    names = {f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()}
+    if kind in (_MPNET, _CAMEMBERT) and isinstance(names["mask_token"], str):
+        names["mask_token"] = {"content": names["mask_token"], "lstrip": True, "special": True}
+    return names if kind == _BERT else names | {INPUTS: settings.get(INPUTS, _NO_TYPES)}
+
+
+def vocab_with_added(directory: Path, settings: JsonObject) -> tuple[JsonObject, JsonObject] | None:
+    """Returns tokenizer.json and settings of a vocab.txt to which other files add tokens; None if they add none."""
+    if not (directory / "vocab.txt").exists() or class_of(directory, settings) not in BERTS:
+        return None
+    vocab = read_vocab(directory / "vocab.txt")
+    model = {"vocab": {token: index for index, token in enumerate(vocab)}, LONGEST_WORD: LONGEST}
+    options = {"do_lower_case": is_lowercase(vocab, settings)}
+    backend, settings, _ = as_loaded(directory, {"model": model}, settings | options)
+    return None if is_plain(backend, directory) else (backend, settings)
+
+
+def token_of(settings: JsonObject, role: str) -> str:
+    """Returns the special token of a role, written with its options or without them; "" if none is named."""
+    return _content(settings.get(f"{role}_token"))
+
+
+def bert_parts(
+    vocab: Any,
+    lowercase: bool | None,
+    strip_accents: bool | None,
+    split_chinese: bool | None,
+    longest: Any = LONGEST,
+    unk: str = "[UNK]",
+) -> JsonObject:
+    """Returns BERT's parts of a tokenizer.json, but for its rows."""
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": split_chinese,
+            "strip_accents": strip_accents,
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unk,
+            "continuing_subword_prefix": CONTINUATION,
+            LONGEST_WORD: longest,
+            "vocab": vocab,
+        },
+    }
+
+
+def make_rows(cls: str, sep: str, ids: Mapping[str, int], separators: int = 1, second_type: int = 1) -> JsonObject:
+    """Returns the post-processor of rows [CLS] A [SEP], and [CLS] A [SEP] .. B [SEP] with `separators` between."""
+    first = [{"SpecialToken": {"id": cls, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    second = {"Sequence": {"id": "B", "type_id": second_type}}
+    end, last = ({"SpecialToken": {"id": sep, "type_id": kind}} for kind in (0, second_type))
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, end],
+        "pair": [*first, *[end] * separators, second, last],
+        "special_tokens": {token: {"id": token, "ids": [ids.get(token, 0)], "tokens": [token]} for token in (cls, sep)},
+    }
+
+
+def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -> JsonObject:
+    """Returns the parts of tokenizer.json that a class builds anew."""
+    model = backend["model"]
+    wanted, vocab = _MODELS.get(kind), model.get("vocab")
+    if not wanted:
+        return {}
+    ids = vocab if isinstance(vocab, dict) else {}
+    if isinstance(vocab, list):
+        ids = {piece[0]: index for index, piece in enumerate(vocab) if isinstance(piece, list) and piece}
+    ids = ids | {token["content"]: token["id"] for token in backend["added_tokens"]}
+    if wanted == "WordPiece":
+        lowercase, chinese = settings.get("do_lower_case"), settings.get("tokenize_chinese_chars")
+        parts = bert_parts(
+            vocab,
+            lowercase=True if lowercase is None else lowercase,
+            strip_accents=settings.get("strip_accents"),
+            split_chinese=True if chinese is None else chinese,
+            longest=longest,
+            unk=token_of(settings, "unk"),
+        )
+        form = (2, 0) if kind == _MPNET else (1, 1)
+        return parts | {"post_processor": make_rows(token_of(settings, "cls"), token_of(settings, "sep"), ids, *form)}
+    if wanted == "BPE":
+        blank = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space")),
+                 "trim_offsets": True, "use_regex": True}  # fmt: skip
+        return {
+            "model": {"type": "BPE", "vocab": vocab, "merges": model.get("merges", [])},
+            "normalizer": None,
+            "pre_tokenizer": blank,
+            "decoder": blank,
+            "post_processor": make_rows(token_of(settings, "cls"), token_of(settings, "sep"), ids, 2, 0),
+        }
+    unknown = ids.get(token_of(settings, "unk"), 0) if kind == _CAMEMBERT else 3
+    scheme = "always" if settings.get("add_prefix_space", True) else "never"
+    blanks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True}
+    charsmaps = [part for part in _normalizers(backend) if part.get("type") == "Precompiled"]
+    return {
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": False},
+        "normalizer": charsmaps[0] if charsmaps else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, blanks]},
+        "decoder": blanks,
+        "post_processor": make_rows(token_of(settings, "bos"), token_of(settings, "eos"), ids, 2, 0),
+    }
+
+
+def _normalizers(backend: JsonObject) -> Iterator[JsonObject]:
+    """Yields the normalizer, or the members of a sequence of them."""
+    part = backend.get("normalizer")
+    members = part.get("normalizers") if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
+    yield from (member for member in members or () if isinstance(member, dict))
+
+
+def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, kind: str) -> list[JsonObject]:
+    """Returns the tokens that are found in text, with their ids, as transformers adds them to the vocabulary.
+
+    They stand in tokenizer.json, in added_tokens_decoder or else added_tokens.json, among the named special tokens,
+    and in extra_special_tokens.
+    """
+    vocab = backend["model"].get("vocab") or {}
+    known = dict(vocab) if isinstance(vocab, dict) else {piece[0]: index for index, piece in enumerate(vocab)}
+    own, decoder = backend.get("added_tokens") or [], settings.get("added_tokens_decoder")
+    extras = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    if kind == _CAMEMBERT and not extras:
+        extras = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
+    if decoder is None:
+        of_file = read_object(directory / "added_tokens.json")
+        plain = {token_of(settings, role) for role in _NAMED} | {_content(token) for token in extras}
+        written = {
+            index: {"content": token, "normalized": token not in plain, "special": token in plain}
+            for token, index in of_file.items()
+        } | {token["id"]: token for token in own}
+    else:
+        written = {int(index): token for index, token in decoder.items()}
+    added = {} if kind in _MODELS else {token["content"]: token for token in own}
+    size = max([len(known), *(token["id"] + 1 for token in added.values())])
+
+    def add(token: JsonObject, index: int | None = None) -> None:
+        nonlocal size
+        content = token["content"]
+        if not isinstance(content, str):
+            raise TypeError
+        given = added[content]["id"] if content in added else known.get(content, size)
+        if index is not None and given != index:
+            raise InputError(
+                f"{directory}: the added token {shown(content)} has the id {index}, and transformers gives it {given}, "
+                f"in a vocabulary of {len(known)}; correct it in the file that adds it"
+            )
+        size = max(size, given + 1)
+        added[content] = {"id": given, "content": content, **{flag: bool(token.get(flag)) for flag in _FLAGS}}
+
+    for index in sorted(written):
+        add(written[index], index)
+    named = [settings.get(f"{role}_token") for role in _NAMED]
+    others = [token for name, token in settings.items() if name.endswith("_token") and name[:-6] not in _NAMED]
+    for token in [*named, *others, *(extras.values() if isinstance(extras, dict) else extras)]:
+        if _content(token) and _content(token) not in added:
+            options = token if isinstance(token, dict) else {}
+            add({"normalized": False, **options, "content": _content(token), "special": True})
+    _check_different(directory, [*known.items(), *((name, token["id"]) for name, token in added.items())])
+    return sorted(added.values(), key=lambda token: token["id"])
+
+
+def _check_different(directory: Path, pairs: Iterable[tuple[str, int]]) -> None:
+    """Raises: InputError if two tokens have the same id."""
+    names: dict[int, str] = {}
+    for name, index in pairs:
+        if names.setdefault(index, name) != name:
+            raise InputError(
+                f"{directory}: its tokenizer files give {shown(names[index])} and {shown(name)} the same id, {index}; "
+                "copy them again"
+            )
+
+
+def _content(token: Any) -> str:
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer's directory is what the class of transformers 5 that reads it makes of it.
+
+The expected values are those of AutoTokenizer, which tests/reference/test_live_tokenizers.py compares live.
+"""
+
+import json
+
+import pytest
+from described import write_described
+from tokenizers import processors
+
+from bert_jax.errors import InputError
+from bert_jax.text.fitting import join_texts
+from bert_jax.text.hf_classes import class_of
+from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "kind"),
+    [
+        ("bert", None, "BertTokenizer"),
+        ("electra", "ElectraTokenizerFast", "BertTokenizer"),
+        ("bert", "XLMRobertaTokenizerFast", "XLMRobertaTokenizer"),
+        ("roberta", None, "RobertaTokenizer"),
+        ("roberta", "PreTrainedTokenizerFast", ""),
+        ("modernbert", "RobertaTokenizer", ""),
+        ("distilbert", "DistilBertTokenizerFast", "DistilBertTokenizer"),
+        (None, None, ""),
+    ],
+)
+def test_the_class_of_a_directory(tmp_path, model, named, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+    assert class_of(tmp_path, {"tokenizer_class": named}) == kind
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model, "tokenizer_class": named}))
+    assert class_of(tmp_path, {}) == kind
+
+
+def write_bert(directory, tokenizer, settings, model="bert", **parts):
+    """Writes a directory that only tokenizer.json describes."""
+    save_hf_tokenizer(directory, tokenizer, 64)
+    (directory / "vocab.txt").unlink()
+    change(directory / "tokenizer.json", **parts)
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "config.json").write_text(json.dumps({"model_type": model}))
+
+
+GENERAL = {"tokenizer_class": "PreTrainedTokenizerFast"}
+TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+ROBERTAS = {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": True}
+ROBERTAS |= {"add_prefix_space": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts", "kind", "separators", "second_type"),
+    [
+        (GENERAL, {}, "wordpiece", 1, 0),  # its types are 0 unless the files name types
+        (GENERAL | TYPES, {}, "wordpiece", 1, 1),
+        ({}, {}, "wordpiece", 1, 1),  # a BERT without a class is BertTokenizer's
+        ({"model_input_names": ["input_ids", "attention_mask"]}, {}, "wordpiece", 1, 0),
+        (GENERAL | TYPES, {"post_processor": ROBERTAS}, "tokenizers", 2, 0),
+        (GENERAL | TYPES, {"post_processor": ROBERTAS | {"type": "BertProcessing"}}, "wordpiece", 1, 1),
+        ({"tokenizer_class": "BertTokenizerFast"}, {"post_processor": ROBERTAS}, "wordpiece", 1, 1),
+        ({"tokenizer_class": "DistilBertTokenizer"}, {"post_processor": None}, "wordpiece", 1, 0),
+        (GENERAL | {"extra_special_tokens": ["<e1>"]}, {}, "tokenizers", 1, 0),
+        ({"additional_special_tokens": ["<e1>"]}, {}, "tokenizers", 1, 1),
+        ({"added_tokens_decoder": {"1500": {"content": "<e1>"}}}, {}, "tokenizers", 1, 1),
+        ({"image_token": "<e1>"}, {}, "tokenizers", 1, 1),
+    ],
+)
+def test_rows_and_added_tokens_are_those_of_transformers(
+    tmp_path, repository, settings, parts, kind, separators, second_type
+):
+    write_bert(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), settings, **parts)
+    for found in (load_hf_tokenizer(tmp_path)[0], load_tokenizer(tmp_path)):
+        assert found.kind == kind and found.template[1:3] == (separators, second_type)
+        row = join_texts(found, found.encode("the"), found.encode("a"), 9)
+        end = [*[found.sep_id] * separators, *found.encode("a"), found.sep_id]
+        assert row.token_ids.tolist() == [found.cls_id, *found.encode("the"), *end]
+        assert row.type_ids.tolist() == [*[0] * (2 + separators), second_type, second_type]
+        if "<e1>" in str(settings):
+            assert found.encode("the<e1>a")[1] == 1500 == found.vocab_size - 1
+        found.save(tmp_path / "own")
+        assert load_tokenizer(tmp_path / "own").template == found.template
+
+
+@pytest.mark.parametrize("file", ["added_tokens.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("left_out", ["vocab.txt", "tokenizer.json"])
+def test_added_tokens_of_other_files(tmp_path, repository, file, left_out):
+    save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 64)
+    (tmp_path / left_out).unlink()
+    content = {"<e1>": 1500} if file == "added_tokens.json" else {"additional_special_tokens": ["<e1>"]}
+    (tmp_path / file).write_text(json.dumps(content))
+    for found in (load_hf_tokenizer(tmp_path)[0], load_tokenizer(tmp_path)):
+        assert found.encode("the<e1>a")[1] == 1500 == found.vocab_size - 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"single": "[CLS] $A", "pair": "[CLS] $A [SEP] $B"},
+        {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:0"},
+        {"single": "[CLS]:1 $A:1 [SEP]:1", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"},
+    ],
+)
+def test_rows_that_cannot_be_laid_are_refused(tmp_path, repository, rows):
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    made = json.loads(processors.TemplateProcessing(**rows, special_tokens=special).__getstate__())
+    write_bert(
+        tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), GENERAL | TYPES, post_processor=made
+    )
+    for load in (load_hf_tokenizer, load_tokenizer):
+        with pytest.raises(InputError, match=r"tokenizer\.json: its post_processor does not make \[CLS\] A \[SEP\]"):
+            load(tmp_path)
+
+
+def test_only_a_vocab_txt_keeps_googles_rules(tmp_path):
+    """Of a final sigma and characters for private use; the library's are those of tokenizer.json alone."""
+    words = [*SPECIAL_TOKENS, "οδος", "οδοσ", "x"]
+    save_hf_tokenizer(tmp_path, wordpiece_tokenizer(words, True), 64)
+    text = "ΟΔΟΣ \ue000x"
+    with_vocab, (note,) = load_hf_tokenizer(tmp_path)
+    assert with_vocab.tokenize(text) == ["οδος", "[UNK]"] and note.startswith("a Greek capital sigma that ends a word")
+    (tmp_path / "vocab.txt").unlink()
+    alone, notes = load_hf_tokenizer(tmp_path)
+    assert alone.tokenize(text) == ["οδοσ", "x"] and not notes
+    assert alone.encode_arrays([text])[0].tolist() == alone.encode(text) == load_tokenizer(tmp_path).encode(text)
+    assert alone.encode_with_offsets(text)[0] == alone.encode(text) and alone.fingerprint == with_vocab.fingerprint
+    alone.save(tmp_path / "own")
+    assert load_tokenizer(tmp_path / "own").encode(text) == alone.encode(text)
+
+
+def test_what_the_class_of_roberta_makes_of_its_file(tmp_path):
+    """The normalizer is dropped, and the blank before a text is that of tokenizer_config.json."""
+    directory = write_described(tmp_path, "roberta", tokenizer_class="RobertaTokenizer", add_prefix_space=True)
+    change(directory / "tokenizer.json", normalizer={"type": "Lowercase"})
+    (directory / "config.json").write_text('{"model_type": "roberta"}')
+    found, notes = load_hf_tokenizer(directory)
+    assert found.tokenize("low") == ["Ġlow"] and not notes and found.template.blank == ""
+    change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    assert load_hf_tokenizer(directory)[0].tokenize("LOW") == ["low"]
