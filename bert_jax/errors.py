@@ -45,6 +45,21 @@ class InputError(ValueError):
         super().__init__(text)
 
 
+class TextError(InputError):
+    """One text with which a library fails. Whoever knows where the text stands raises the error `at` that place."""
+
+    def __init__(self, message: object = "", text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+    def __reduce__(self) -> tuple:  # it crosses from worker processes
+        return type(self), (str(self), self.text)
+
+    def at(self, where: str) -> "TextError":
+        """Returns the same error with the place of the text before its message."""
+        return TextError(f"{where}: {self}", self.text)
+
+
 class StoppedError(InputError):
     """Work that stopped for a reason outside of its input, such as a full disk or a killed process.
 

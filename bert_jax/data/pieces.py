@@ -21,6 +21,7 @@ from bert_jax.data.instances import Document
 from bert_jax.data.order import mix
 from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources import corpus
+from bert_jax.errors import InputError, TextError
 from bert_jax.storage import files, writing
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -46,11 +47,26 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
     """
     if _is_finished(folder, index):
         return
-    encoded = encode_documents(corpus.read_piece(piece), tokenizer, seed, language)
+    try:
+        encoded = encode_documents(corpus.read_piece(piece), tokenizer, seed, language)
+    except TextError as error:
+        raise error.at(_where(piece, error.text)) from None
     for name in EncodedPiece._fields:
         writing.write_array(_file(folder, name, index), getattr(encoded, name), durable=False)
     sums = {name: files.masked_crc32c(array) for name, array in encoded._asdict().items()}
     writing.write_json(folder / f"sums-{index:06d}.json", sums, durable=False)
+
+
+def _where(piece: corpus.Piece, text: str) -> str:
+    """Returns the input of a piece, and the line of its first line that holds a text, if the input has lines."""
+    try:
+        with files.open_binary(piece.path) as stream:
+            for number, line in enumerate(stream, 1):
+                if text.encode() in line:
+                    return f"{piece.source}, line {number}"
+    except (OSError, InputError):  # it is no file, or has been removed meanwhile
+        pass
+    return piece.source
 
 
 def _is_finished(folder: Path, index: int) -> bool:

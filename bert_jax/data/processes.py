@@ -107,6 +107,10 @@ def _without_interrupts() -> Iterator[None]:
 def _start_worker(alive: Connection) -> None:
     """Keeps a worker to one core, and makes it end when the process that started it ends or closes the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # A library in Rust prints its panics by itself, with a trace. What matters of them comes as an error, which the
+    # first process tells; Python's own messages still have a way out.
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 
 

@@ -8,14 +8,20 @@ JAX, no thread (docs/decisions/0043-tuning-a-process.md).
 import functools
 import os
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
-
 from bert_jax.devices.allocator import note_compilation, reuse_freed_memory
 from bert_jax.devices.cores import give_threads_cores
 from bert_jax.storage.urls import user_cache
 
 _MOST_BYTES = 2 * 2**30  # of compiled programs in our own directory; JAX removes those that were used least recently
+
+
+def settings_for_programs() -> dict[str, str | int | float]:
+    """Returns the settings of JAX with which it keeps compiled programs in a directory of our own."""
+    return {
+        "jax_compilation_cache_dir": str(user_cache() / "compiled_programs"),
+        "jax_compilation_cache_max_size": _MOST_BYTES,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
 
 
 @functools.cache
@@ -38,13 +44,15 @@ def tune_process() -> None:
     """
     if os.environ.get("BERT_JAX_KEEP") == "0":
         return
+    import jax  # here: commands ask for the settings above before JAX starts
+    from jax.experimental.compilation_cache import compilation_cache
+
     if reuse_freed_memory():
         jax.monitoring.register_event_duration_secs_listener(_hear)
     give_threads_cores()
     if not jax.config.values["jax_compilation_cache_dir"]:
-        jax.config.update("jax_compilation_cache_dir", str(user_cache() / "compiled_programs"))
-        jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        for name, value in settings_for_programs().items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()  # a process that has compiled before has noted that it keeps nothing
 
 

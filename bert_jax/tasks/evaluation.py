@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
+from bert_jax.errors import TextError
 from bert_jax.model.losses import Pair, mean_metrics
 from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
@@ -48,9 +49,20 @@ class Data(NamedTuple):
 
 
 def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Example], training: bool = False) -> Split:
-    """Returns the examples with their rows."""
-    made = task.make_rows(examples, tokenizer, training)
+    """Returns the examples with their rows. Raises: TextError, with its place, if the tokenizer fails on a text."""
+    try:
+        made = task.make_rows(examples, tokenizer, training)
+    except TextError as error:
+        places = [getattr(example, "where", "") for example in examples if _holds(example, error.text)]
+        raise error.at(next(filter(None, places), name)) from None
     return Split(name, examples, made.rows, made.counts)
+
+
+def _holds(value: object, text: str) -> bool:
+    """Returns whether a text is a part of a value, which may be an example of texts and of collections of texts."""
+    if isinstance(value, str):
+        return text in value
+    return isinstance(value, (list, tuple)) and any(_holds(item, text) for item in value)
 
 
 class Inference(NamedTuple):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, one_line, package_needed, shown
+from bert_jax.errors import InputError, TextError, one_line, package_needed, shown
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
@@ -113,7 +113,7 @@ class SentencePieces:
             return model.encode(text, **options)
         except (RuntimeError, UnicodeDecodeError) as error:
             problem = f"the SentencePiece model fails on the text {shown(text)} ({one_line(error)[:120]})"
-            raise InputError(f"{problem}; copy it again") from None
+            raise TextError(f"{problem}; copy it again", text) from None
 
     def _prepared(self, text: str) -> str:
         """Returns the text that the model gets. It cannot have halves of surrogate pairs, which are dropped."""

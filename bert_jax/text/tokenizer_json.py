@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, no_panic, one_line, package_needed, shown
+from bert_jax.errors import InputError, TextError, no_panic, one_line, package_needed, shown
 from bert_jax.storage.files import JsonObject
 from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word, read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
@@ -138,9 +138,10 @@ class DescribedPieces:
         except TypeError:  # it is not a text
             raise
         except Exception as error:  # noqa: BLE001 - the library raises no other
-            raise InputError(
+            raise TextError(
                 f"what tokenizer.json describes fails on the text {shown(text)} ({one_line(error)[:120]}); correct its "
-                "regular expressions, charsmap or unk_token, or leave out the text"
+                "regular expressions, charsmap or unk_token, or leave out the text",
+                text,
             ) from None
 
     @functools.cached_property

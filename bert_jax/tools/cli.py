@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
+from bert_jax.devices.tuning import settings_for_programs, tune_process
 from bert_jax.errors import InputError
 from bert_jax.storage import files
 from bert_jax.storage.places import check_workdir_place, to_place
 from bert_jax.storage.resolve import is_hub, resolve
 from bert_jax.storage.stores import check_writable, is_remote
-from bert_jax.storage.urls import user_cache
 from bert_jax.text.fitting import cuts_in_one_line
 from bert_jax.tools import recipes, streams
 
@@ -39,9 +39,12 @@ def run(main: Callable[[], int | None]) -> None:
     """
     streams.prepare_streams()
     files.allow_many_files()
-    # Keep compiled programs, so that the same command starts faster the next time. JAX reads these variables once.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    # Keep compiled programs, so that the same command starts faster the next time. JAX reads these variables once. A
+    # directory of the user's own keeps the user's own settings.
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        for name, value in settings_for_programs().items():
+            os.environ.setdefault(name.upper(), str(value))
+    os.environ["RUST_BACKTRACE"] = "0"  # a library's panic is told in one line, without a trace of the library
 
     def guarded(argv: list[str]) -> int:
         if not flags.FLAGS["verbosity"].present:
@@ -147,7 +150,6 @@ def load_model(path: str, compute_dtype: str = "") -> "Pretrained":
     A `compute_dtype` of "" keeps the model's.
     """
     from bert_jax.checkpoints.pretrained import read_pretrained
-    from bert_jax.devices.tuning import tune_process
 
     tune_process()
     bert = read_pretrained(resolve(path))

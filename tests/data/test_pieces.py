@@ -2,6 +2,8 @@
 """Documents go to splits and shards by the hash of their text."""
 
 import functools
+import gzip
+import pickle
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from conftest import ROOT
 from bert_jax.data import pieces, prepare
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus
+from bert_jax.errors import TextError
 from bert_jax.text.tokenizer import load_tokenizer
 
 
@@ -33,6 +36,19 @@ def test_shards_are_ranges_of_equally_many_documents_that_cover_all():
     assert len(sizes) == 7 and sum(sizes) == 810 and max(sizes) - min(sizes) <= 1
     heldout, *_ = (shard for shard in ranges if shard.split == "heldout")
     assert heldout.last < min(shard.first for shard in ranges if shard.split == "train")
+
+
+def test_a_text_with_which_a_tokenizer_fails_is_named_by_its_line(tmp_path, monkeypatch):
+    def fail(documents, *_):
+        raise TextError("the library fails", [line for document in documents for line in document][1])
+
+    monkeypatch.setattr(pieces, "encode_documents", fail)
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(gzip.compress("one line.\n\nthe grösse.\n".encode()))
+    (piece,) = corpus.plan_pieces(str(path))
+    with pytest.raises(TextError, match=r"text\.txt\.gz, line 3: the library fails$") as told:
+        pieces.write_piece(tmp_path, 0, piece, None, 0, "en")
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)  # it crosses from a worker
 
 
 def test_a_long_document_has_parts_that_end_with_sentences(monkeypatch):

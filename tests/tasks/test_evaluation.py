@@ -2,6 +2,7 @@
 """Evaluation: the constant prediction by hand, names of further splits, and every example once in any batch size."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from builders import make_pretrained, make_topics, task_params, tiny_model
 
 from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import TextError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
@@ -135,3 +137,14 @@ def test_a_batch_is_dispatched_before_the_one_before_it_is_read():
     for number in ahead(items()):
         seen.append(f"used {number}")
     assert seen == ["made 0", "made 1", "used 0", "made 2", "used 1", "used 2"] and list(ahead([])) == []
+
+
+def test_an_example_with_which_a_tokenizer_fails_is_named_by_its_place():
+    def fail(texts):
+        raise TextError("the library fails", "two")
+
+    tokenizer = SimpleNamespace(encode_batch=fail, encode=fail)
+    task = make_task(TaskConfig(name="classification"), ("no", "yes"))
+    examples = [ClassifyExample(text, label="no", where=f"x.tsv:{line}") for line, text in ((2, "one"), (3, "one two"))]
+    with pytest.raises(TextError, match=r"^x\.tsv:3: the library fails$"):
+        make_split(task, tokenizer, "dev", examples)

@@ -331,3 +331,21 @@ def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
     for path in (tmp_path / "undisturbed").rglob("*"):
         other = tmp_path / "data" / path.relative_to(tmp_path / "undisturbed")
         assert path.is_dir() or path.read_bytes() == other.read_bytes()
+
+
+SHOW = """
+import os
+from bert_jax.tools import cli
+names = [f"JAX_{name}" for name in ("COMPILATION_CACHE_DIR", "COMPILATION_CACHE_MAX_SIZE")]
+cli.run(lambda: print(*(os.environ.get(name) for name in names)))
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_programs_are_kept_within_a_limit_and_where_the_user_says(repository, tmp_path, own):
+    """Where the user keeps them, as long as the user says: no size of ours, which would delete the user's files."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(repository)}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": "mine"} if own else {}
+    done = subprocess.run([sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True)
+    ours = f"{tmp_path}/.cache/bert_jax/compiled_programs {2 * 2**30}"
+    assert (done.returncode, done.stdout.strip()) == (0, "mine None" if own else ours), done.stderr
