@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 PY := $(VENV)/bin/python
+BERT := $(VENV)/bin/bert_jax
 READY := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
@@ -70,33 +71,33 @@ endif
 
 demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on a CPU
 	@printf '\n1/7  Learn a vocabulary from the documentation that comes with Python.\n'
-	$(PY) -m bert_jax.tools.build_vocab --input=python-docs --output=$(DEMO)/tokenizer --vocab_size=4096
+	$(PY) configs/demo_data.py --output=$(DEMO)
+	$(BERT) build_vocab --input=$(DEMO)/text.txt --output=$(DEMO)/tokenizer --vocab_size=4096
 	@printf '\n2/7  Cut the text into training examples.\n'
-	$(PY) -m bert_jax.tools.prepare_corpus --input=python-docs --tokenizer=$(DEMO)/tokenizer --output=$(DEMO)/data \
+	$(BERT) prepare_corpus --input=$(DEMO)/text.txt --tokenizer=$(DEMO)/tokenizer --output=$(DEMO)/data \
 	  --max_seq_length=64 --duplicates=5 --holdout_rate=0.05 --workers=2
 	@printf '\n3/7  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
-	$(PY) train.py --config=configs/demo.py --workdir=$(DEMO)/pretrain
+	$(BERT) train --config=demo --workdir=$(DEMO)/pretrain
 	@printf '\n4/7  Ask it for words that are missing.\n'
-	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_sentences.txt
+	$(BERT) predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_sentences.txt
 	@printf '\n5/7  Fine-tune it: which area of the library does a docstring describe? Then a model that never saw text before.\n'
-	$(PY) -m bert_jax.tools.make_docs_task --output=$(DEMO)/areas
-	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/finetune
-	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/scratch \
-	  --config.init_checkpoint=random:$(DEMO)/pretrain
-	$(PY) -m bert_jax.tools.compare_runs --workdirs=$(DEMO)/finetune,$(DEMO)/scratch
+	$(BERT) finetune --config=demo_finetune --workdir=$(DEMO)/finetune
+	$(BERT) finetune --config=demo_finetune --workdir=$(DEMO)/scratch --config.init_checkpoint=random:$(DEMO)/pretrain
+	$(BERT) compare_runs --workdirs=$(DEMO)/finetune,$(DEMO)/scratch
 	@printf '\n6/7  Ask it for the area of three sentences.\n'
-	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/finetune --input=configs/demo_areas.txt
+	$(BERT) predict --checkpoint=$(DEMO)/finetune --input=configs/demo_areas.txt
 	@printf '\n7/7  Beside it the model in the box, which has read 266 million tokens of English: yours knows Python, and it knows the rest.\n'
-	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_box.txt
-	$(PY) -m bert_jax.tools.predict --checkpoint=models/bert-mini-en --input=configs/demo_box.txt
+	$(BERT) predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_box.txt
+	$(BERT) predict --checkpoint=models/bert-mini-en --input=configs/demo_box.txt
 	@printf '%s\n' '' \
 	  'What you have now:' \
+	  '  $(DEMO)/text.txt              the text; $(DEMO)/areas has the data of the task' \
 	  '  $(DEMO)/tokenizer             the vocabulary' \
 	  '  $(DEMO)/data                  the training examples' \
 	  '  $(DEMO)/pretrain/pretrained   the model' \
 	  '  $(DEMO)/pretrain/curves.png   how it learned; metrics.jsonl and tensorboard/ have the numbers' \
-	  '  $(DEMO)/finetune/finetuned    the model of the task; $(DEMO)/areas has the data' \
-	  'What to try next:' \
+	  '  $(DEMO)/finetune/finetuned    the model of the task' \
+	  'What to try next, after . $(VENV)/bin/activate:' \
 	  '  - write sentences of your own, with [MASK] in them, and run step 4 on that file' \
 	  '  - give step 1 and step 2 your own text: --input="texts/*.txt"' \
 	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \

@@ -2,7 +2,7 @@
 """A tiny BERT on the documentation inside Python: the third step of `make demo`.
 
 Command:   bert_jax train --config=demo --workdir=runs/demo/pretrain
-Data:      prepare_corpus --input=python-docs --max_seq_length=64 --duplicates=5 --holdout_rate=0.05
+Data:      demo_data.py, and prepare_corpus --input=text.txt --max_seq_length=64 --duplicates=5 --holdout_rate=0.05
 Hardware:  2 CPU cores, about 5 minutes
 Expect:    held-out MLM loss more than 1.2 nats below the unigram baseline
 Source:    tuned for this corpus of 0.4 M tokens (docs/results). On a small corpus, a model stays long on the plateau of

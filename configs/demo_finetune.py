@@ -4,7 +4,7 @@
 Command:   bert_jax finetune --config=demo_finetune --workdir=runs/demo/finetune
            bert_jax finetune --config=demo_finetune --workdir=runs/demo/scratch
            --config.init_checkpoint=random:runs/demo/pretrain
-Data:      make_docs_task --output=runs/demo/areas: 366 docstrings to train on, 288 of other modules to evaluate on.
+Data:      demo_data.py --output=runs/demo, in areas/: 366 docstrings to train on, 288 of other modules to evaluate on.
            Pre-training has read most of these modules too, without their areas.
 Hardware:  2 CPU cores, estimated 2 to 3 minutes for the two commands; two seeds each
 Expect:    accuracy of about 0.42 after pre-training, 0.30 from scratch, 0.125 for a constant answer

@@ -137,7 +137,6 @@ TESTS_ELSEWHERE = {
     "tools.import_tfrecords": "tools/test_shared_flags.py",
     "tools.lines": "tools/test_cli.py",
     "tools.main": "test_main.py",
-    "tools.make_docs_task": "tasks/test_docs_task.py",
     "tools.plan": "plan/test_planner.py",
     "tools.predict": "end_to_end/test_finetune_commands.py",
     "tools.prepare_beam": "data/test_beam.py",
@@ -160,7 +159,7 @@ TESTS_ELSEWHERE = {
 # What one reads to follow pre-training from the command line to a saved checkpoint, but kernels and what stands beside.
 # What a reader must hold in mind is counted in statements and expressions, "nodes", and how hard a page is in nodes a
 # line of code: a limit in lines makes code dense (docs/decisions/0059-size-of-the-package.md). Both only fall.
-MAX_NODES = 166_600
+MAX_NODES = 165_557
 MAX_DENSITY = 5.76
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 

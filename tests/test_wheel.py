@@ -156,8 +156,9 @@ def test_it_trains_converts_and_predicts(repository, installed, tmp_path):
     assert "  train  " in listed and "  predict  " in listed
     assert bert_jax("train", "--help").startswith("Pre-trains a BERT")
 
-    bert_jax("build_vocab", "--input=python-docs", "--output=vocab", "--vocab_size=2000")
-    prepare = ["prepare_corpus", "--input=python-docs", "--tokenizer=vocab", "--output=data", "--holdout_rate=0.01"]
+    call(installed / "python", "-m", "bert_jax.configs.demo_data", "--output=demo", folder=tmp_path)
+    bert_jax("build_vocab", "--input=demo/text.txt", "--output=vocab", "--vocab_size=2000")
+    prepare = ["prepare_corpus", "--input=demo/text.txt", "--tokenizer=vocab", "--output=data", "--holdout_rate=0.01"]
     bert_jax(*prepare, "--max_seq_length=32", "--duplicates=1", "--workers=2")
     settings = ["--config.data.path=data", "--config.data.batch_size=16", "--config.train.num_steps=10"]
     settings += ["--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=2"]

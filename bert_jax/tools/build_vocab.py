@@ -2,7 +2,7 @@
 """Learns a vocabulary from text: the same text and flags give the same bytes, on every run.
 
     bert_jax build_vocab --input='wiki/*.txt.gz' --output=vocab --vocab_size=30522
-    bert_jax build_vocab --input=python-docs --output=/tmp/vocab --vocab_size=8000 --cased
+    bert_jax build_vocab --input=text.txt --output=vocab --vocab_size=8000 --cased
     bert_jax build_vocab --input=ja.txt.gz --output=ja --vocab_size=8000 --kind=sentencepiece --cased
     bert_jax build_vocab --input='wiki/*.txt.gz' --output=bytes --vocab_size=32768 --kind=bytes --cased
 
@@ -35,7 +35,7 @@ from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_text_column
 
 _INPUT = flags.DEFINE_string(
-    "input", "", "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas; see prepare_corpus."
+    "input", "", "Files, quoted globs, URLs or tfds:NAME, separated by commas; see prepare_corpus."
 )
 _TEXT_COLUMN = define_text_column()
 _OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")

@@ -21,7 +21,6 @@ COMMANDS = {
         "finetune": "fine-tune a BERT for a task",
         "plan": "memory, FLOPs and bytes of a step on a TPU pod or GPUs",
         "compare_runs": "results of fine-tuning runs, side by side",
-        "make_docs_task": "make a small classification task to try out",
     },
     "Use a model": {
         "predict": "fill in [MASK], or do the task that was learnt",

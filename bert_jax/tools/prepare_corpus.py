@@ -6,9 +6,9 @@
 Input files are text (a sentence or a paragraph per line, blank lines between documents), JSON lines with a field
 "text", or WikiExtractor's output, plain or compressed by gzip or zstd; or Parquet with a column "text" (--text_column
 names another), here or behind a URL such as gs://bucket/*.gz or hf://datasets/ORG/NAME/*.parquet (the Hugging Face
-hub). tfds:NAME[:VERSION][:SPLIT[:FEATURE]] is a prepared text data set of TensorFlow Datasets, and python-docs is the
-documentation inside Python. The output depends only on the text and the options, not on --workers. The same command
-continues a run that was stopped. If one machine is not enough, use `bert_jax prepare_beam`.
+hub). tfds:NAME[:VERSION][:SPLIT[:FEATURE]] is a prepared text data set of TensorFlow Datasets. The output depends only
+on the text and the options, not on --workers. The same command continues a run that was stopped. If one machine is not
+enough, use `bert_jax prepare_beam`.
 """
 
 from absl import flags
@@ -18,7 +18,7 @@ from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_options, define_text_column
 
 _INPUT = flags.DEFINE_string(
-    "input", None, "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas.", required=True
+    "input", None, "Files, quoted globs, URLs or tfds:NAME, separated by commas.", required=True
 )
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)

@@ -40,8 +40,8 @@ def directory() -> Path:
 
 
 def names() -> list[str]:
-    """Returns the names of the recipes, sorted."""
-    return sorted(path.stem for path in directory().glob("*.py"))
+    """Returns the names of the recipes, sorted. Other files beside them, such as the demo's data, have no settings."""
+    return sorted(path.stem for path in directory().glob("*.py") if "def get_config(" in path.read_text("utf-8"))
 
 
 def find(value: str) -> str:

@@ -101,7 +101,7 @@ def test_a_card_names_what_the_data_were_made_from(tmp_path):
     many = named(inputs={"names": [f"{number}|*.gz" for number in range(23)], "files": 40, "bytes": 7})
     assert many["made from"].startswith("0\\|*.gz, 1\\|*.gz, ") and "20\\|" not in many["made from"]
     assert many["made from"].endswith("19\\|*.gz and 3 more (40 files, 7 bytes)")
-    assert named(inputs={"names": ["python-docs"], "files": 0, "bytes": 0})["made from"] == "python-docs"
+    assert named(inputs={"names": ["tfds:name"], "files": 0, "bytes": 0})["made from"] == "tfds:name"
     assert "made from" not in named()  # data of an earlier version
     about = record_of_run([("wiki", MANIFEST)], "1")
     del about["data"][0]["inputs"]  # a run of an earlier version

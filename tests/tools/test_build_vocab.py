@@ -149,7 +149,7 @@ def test_input_that_cannot_be_read_is_one_line(tmp_path):
     message = failure(f"--input={tmp_path}/latin.txt", output)
     assert "latin.txt" in message
     assert "line 2" in message
-    assert "--output=DIRECTORY" in failure("--input=python-docs")
+    assert "--output=DIRECTORY" in failure("--input=text.txt")
     assert not (tmp_path / "v").exists()
 
 

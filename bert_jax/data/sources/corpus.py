@@ -6,9 +6,7 @@ Inputs are separated by commas, and each is one of
 - a file, a quoted glob, or a URL of either (gs://bucket/text/*.gz), of text, JSON lines or WikiExtractor's output,
   plain or compressed by gzip or zstd, told apart by the first bytes (`formats`);
 - the same of Parquet files ('wiki/*.parquet', 'hf://datasets/ORG/NAME/*.parquet'): a row is a document (`parquet`);
-- tfds:NAME, a prepared data set of TensorFlow Datasets (`tfds_text`);
-- python-docs, the English documentation inside every Python: it needs no file, so tests and the first steps in the
-  documentation use it.
+- tfds:NAME, a prepared data set of TensorFlow Datasets (`tfds_text`).
 """
 
 import hashlib
@@ -16,9 +14,8 @@ import os
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from bert_jax.data.sources import formats, parquet, python_docs, tfds_text
+from bert_jax.data.sources import formats, parquet, tfds_text
 from bert_jax.data.sources.formats import TEXT_COLUMN, Piece
-from bert_jax.data.sources.python_docs import PYTHON_DOCS
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.storage.files import JsonObject
@@ -66,8 +63,6 @@ def plan_source(
     source: str, path: str, piece_bytes: int = PIECE_BYTES, *, text_column: str = TEXT_COLUMN
 ) -> list[Piece]:
     """Returns the pieces of a single input, whose file is at `path`."""
-    if source == PYTHON_DOCS:
-        return [Piece(source, PYTHON_DOCS)]
     if source.startswith(tfds_text.PREFIX):
         return list(tfds_text.plan_examples(source, piece_bytes))
     if parquet.is_parquet(path, source):
@@ -80,8 +75,6 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
 
     Raises: InputError if it cannot be read or breaks a rule, naming the input and the line or example.
     """
-    if piece.kind == PYTHON_DOCS:
-        return python_docs.read_python_docs()
     if piece.kind == parquet.PARQUET:
         return parquet.read_row_groups(piece)
     return tfds_text.read_texts(piece) if piece.kind == tfds_text.TFDS else formats.read_file(piece)
@@ -100,8 +93,6 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
     Another column than the usual one changes the sha256, as it changes which text is read; see `tfds_text` for that of
     a data set. The bytes are -1 if it is not a file.
     """
-    if source == PYTHON_DOCS:
-        return source, python_docs.python_fingerprint(), -1
     if source.startswith(tfds_text.PREFIX):
         return source, tfds_text.examples_fingerprint(source), -1
     content, num_bytes = files.sha256_file(path), os.path.getsize(path)
@@ -114,8 +105,6 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
 
 def join_fingerprints(contents: list[Content]) -> str:
     """Returns the fingerprint of inputs from the `fingerprint_source` of each."""
-    if [source for source, _, _ in contents] == [PYTHON_DOCS]:
-        return contents[0][1]
     return hashlib.sha256(" ".join(content for _, content, _ in contents).encode()).hexdigest()
 
 
@@ -141,7 +130,7 @@ def list_sources(inputs: str) -> list[str]:
 
 def _is_file(part: str) -> bool:
     """Returns whether a part of the inputs names files."""
-    return part != PYTHON_DOCS and not part.startswith(tfds_text.PREFIX)
+    return not part.startswith(tfds_text.PREFIX)
 
 
 def _no_document(inputs: str) -> InputError:
