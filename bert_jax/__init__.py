@@ -14,7 +14,7 @@ from bert_jax.version import __version__
 _HOMES = {
     "HEADS": "model.heads.table:HEADS",
     "Batch": "batch:Batch",
-    "Encoder": "model.encoder:Encoder",
+    "Encoder": "model.bert:Encoder",
     "FinetuneConfig": "settings.finetuning:FinetuneConfig",
     "Head": "model.heads.base:Head",
     "InputError": "errors:InputError",
@@ -84,7 +84,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.features import sentence_embeddings
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.sentence_scores import score_sentences
-    from bert_jax.model.encoder import Encoder
+    from bert_jax.model.bert import Encoder
     from bert_jax.model.heads.base import Head
     from bert_jax.model.heads.table import HEADS
     from bert_jax.model.objective import encode, forward, init_params

@@ -18,10 +18,10 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import mean_of_sequences
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.objective import Params, encode, forward
+from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import Row, largest_type

@@ -27,6 +27,7 @@ from bert_jax.model.attention import LONGEST_WHOLE, SAVED, attend, attention_mas
 from bert_jax.model.attention_kernels import AttentionShape, keeps
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.long_rows import in_blocks, in_windows, pays_in_windows
+from bert_jax.settings.model import ModelConfig
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
 
@@ -45,6 +46,35 @@ def kernels() -> dict[str, ModuleType]:
                 f"attention=fused has no kernel for {platform} with this JAX ({error}); use plain", stacklevel=2
             )
     return there
+
+
+def attend_by_ids(
+    config: ModelConfig,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    ids: jax.Array,
+    is_global: jax.Array | None,
+    dropout_key: jax.Array | None,
+) -> jax.Array:
+    """Returns the context [B, L, H] of a layer without storing the scores of a row: by a kernel, in blocks or windows.
+
+    query, key and value are [B, L, H], and ids [B, L] the sequence ids. `is_global` [] bool says whether the layer sees
+    whole sequences and not windows; None if all layers do. Without `dropout_key` there is no dropout.
+    """
+    compute = functools.partial(
+        fused_attention,
+        num_heads=config.num_heads,
+        causal=config.causal,
+        rate=0.0 if dropout_key is None else config.attention_dropout_rate,
+        dropout_key=dropout_key,
+        precision=config.matmul_precision,
+        use_kernels=config.attention == "fused",
+    )
+    if is_global is None:
+        return compute(query, key, value, ids)
+    local = functools.partial(compute, window=config.window)
+    return jax.lax.cond(is_global, compute, local, query, key, value, ids)
 
 
 def fused_attention(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from bert_jax.batch import Batch, PyTree, RowShape
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import Encoded, Encoder
+from bert_jax.model.bert import Encoded, Encoder
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.heads.table import HEADS

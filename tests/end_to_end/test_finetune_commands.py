@@ -314,7 +314,7 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 try:
-    import bert_jax.model.encoder
+    import bert_jax.model.bert
 except ImportError:
     pass
 else:

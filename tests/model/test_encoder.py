@@ -11,9 +11,9 @@ from builders import random_batch, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import last_positions
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward, init_params
+from bert_jax.model.sequences import last_positions
 
 IDS = np.asarray([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]], np.int32)
 FIRST = np.asarray([[0, 3, 5], [0, 0, 0]])  # the second row has one sequence; its other places are empty

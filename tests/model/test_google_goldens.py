@@ -17,7 +17,7 @@ import pytest
 
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import path_name
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.bert import Encoder
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import forward, init_params, pretraining_objective
 from bert_jax.settings.model import ModelConfig

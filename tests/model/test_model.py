@@ -15,10 +15,8 @@ from stablehlo import stablehlo_products
 from bert_jax.batch import pad_rows
 from bert_jax.model import objective as objectives
 from bert_jax.model.attention import attention_mask
-from bert_jax.model.encoder import positions_in_sequence
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.layers import ACTIVATIONS, Dropout, activate
 from bert_jax.model.masking import mask_tokens
 from bert_jax.model.objective import (
     count_parameters,
@@ -28,7 +26,9 @@ from bert_jax.model.objective import (
     pretraining_objective,
 )
 from bert_jax.model.on_cpu import unstack
+from bert_jax.model.parts import ACTIVATIONS, Dropout, activate
 from bert_jax.model.product import product
+from bert_jax.model.sequences import positions_in_sequence
 from bert_jax.settings.pretraining import MaskingConfig
 
 forward = jax.jit(functools.partial(objectives.forward, head=PRETRAINING), static_argnums=0)

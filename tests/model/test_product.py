@@ -10,9 +10,9 @@ from stablehlo import stablehlo_products
 
 from bert_jax.errors import InputError
 from bert_jax.model.attention import attention_mask
+from bert_jax.model.bert import Layer, Sight, Stream
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.sequence import SEQUENCES
-from bert_jax.model.layers import Layer, Sight, Stream
 from bert_jax.model.objective import pretraining_objective, task_objective
 from bert_jax.model.product import add_bias, product
 from bert_jax.settings.finetuning import ProbeConfig

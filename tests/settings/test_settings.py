@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.model.layers import Dropout
+from bert_jax.model.parts import Dropout
 from bert_jax.settings.finetuning import (
     EmbeddingConfig,
     FinetuneConfig,

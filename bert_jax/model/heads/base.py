@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import Encoded, Encoder
+from bert_jax.model.bert import Encoded, Encoder
 from bert_jax.model.heads.labels import (
     Spot,
     class_losses,
@@ -23,8 +23,8 @@ from bert_jax.model.heads.labels import (
     sequence_outputs,
     write_sequence_label,
 )
-from bert_jax.model.layers import Dense, Dropout
 from bert_jax.model.losses import Pair
+from bert_jax.model.parts import Dense, Dropout
 from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig

@@ -18,11 +18,12 @@ from bert_jax.batch import Array, Batch
 from bert_jax.devices.sharding import constrain_rows, num_row_shards, whole
 from bert_jax.errors import InputError
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.encoder import Encoded, last_positions, mean_of_sequences, positions_in_sequence
+from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import constant_zeros
-from bert_jax.model.layers import Dense
 from bert_jax.model.losses import Pair
+from bert_jax.model.parts import Dense
+from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
 from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig

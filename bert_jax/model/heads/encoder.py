@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.batch import Batch
-from bert_jax.model.encoder import Encoded
+from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head
 from bert_jax.settings.model import ModelConfig
 

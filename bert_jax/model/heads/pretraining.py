@@ -10,9 +10,9 @@ from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.encoder import Encoded
+from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Linear
-from bert_jax.model.layers import Dense, activate, layer_norm
+from bert_jax.model.parts import Dense, activate, layer_norm
 from bert_jax.model.product import matmul_precision, product
 from bert_jax.settings.model import ModelConfig
 

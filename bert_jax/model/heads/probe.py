@@ -14,10 +14,11 @@ from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import Encoded, mean_of_sequences
+from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head
-from bert_jax.model.layers import Dense, Dropout
+from bert_jax.model.parts import Dense, Dropout
 from bert_jax.model.product import in_precision
+from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 

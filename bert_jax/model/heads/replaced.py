@@ -8,10 +8,10 @@ import jax
 from flax import linen as nn
 
 from bert_jax.batch import Batch
-from bert_jax.model.encoder import Encoded
+from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import token_outputs
-from bert_jax.model.layers import Dense, activate
+from bert_jax.model.parts import Dense, activate
 from bert_jax.settings.model import ModelConfig
 
 
