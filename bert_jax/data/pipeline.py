@@ -7,7 +7,7 @@ be restored.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -20,19 +20,18 @@ from bert_jax.data.records import unpack_word_starts
 from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.sharding import row_sharding
 
-Index: TypeAlias = tuple[slice, ...]  # of the part of an array that a device holds
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 
 def train_rows(
-    step: int, places: np.ndarray, batch_size: int, num_rows: int, seed: int, rows_before: int = 0
+    step: int, positions: np.ndarray, batch_size: int, num_rows: int, seed: int, rows_before: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the row [n] int64 and the epoch [n] int32 of each place of the global batch at a step.
+    """Returns the row [n] int64 and the epoch [n] int32 of each position in the global batch at a step.
 
     Batches run through a new permutation of all rows in each epoch, and over the edge between epochs. They start
     after `rows_before` rows, which an earlier phase has taken in batches of another size.
     """
-    numbers = rows_before + step * batch_size + places.astype(np.int64)
+    numbers = rows_before + step * batch_size + positions.astype(np.int64)
     epochs = numbers // num_rows
     rows = np.empty_like(numbers)
     for epoch in np.unique(epochs):
@@ -88,40 +87,28 @@ def abstract_batch(row: np.dtype, batch_size: int = 1, mesh: Mesh | None = None)
 
 
 def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
-    """Returns the global batch with the rows of `make_rows(places)`; each host makes only its own rows."""
+    """Returns the global batch with the rows of `make_rows(positions)`; each host makes only its own rows."""
     sharding = row_sharding(mesh)
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    ranges = sorted({_rows_of(index, batch_size) for index in indices})  # devices along "tensor" have the same rows
-    places = np.concatenate([np.arange(start, stop) for start, stop in ranges])
-    local = make_rows(places)
+    assert None not in indices  # JAX has None for devices without a part
+    ranges = sorted({rows.indices(batch_size)[:2] for (rows,) in indices})  # devices along "tensor" have the same rows
+    local = make_rows(np.concatenate([np.arange(start, stop) for start, stop in ranges]))
 
     def to_global(array: np.ndarray) -> jax.Array:
-        def rows(index: Index | None) -> np.ndarray:
-            start, stop = _rows_of(index, batch_size)
-            begin = int(np.searchsorted(places, start))
-            return array[begin : begin + stop - start]
-
-        return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, rows)
+        return jax.make_array_from_process_local_data(sharding, array, (batch_size, *array.shape[1:]))
 
     with jax.transfer_guard_host_to_device("allow"):  # intended, even if other transfers are disallowed
         return jax.tree.map(to_global, local)
 
 
-def _rows_of(index: Index | None, batch_size: int) -> tuple[int, int]:
-    """Returns the first row and the one after the last of a device's part of an array."""
-    assert index is not None  # JAX has None for devices without a part
-    start, stop, _ = index[0].indices(batch_size)
-    return start, stop
-
-
 def train_batch(split: RowSource, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
     """Returns the global training batch at a step, on the mesh."""
 
-    def make_rows(places: np.ndarray) -> Batch:
-        if isinstance(split, StreamedSplit):
-            rows, epochs = split.train_rows(step, places, batch_size, rows_before)
+    def make_rows(positions: np.ndarray) -> Batch:
+        if isinstance(split, StreamedSplit):  # in an order that is made for reading whole blocks
+            rows, epochs = split.train_rows(step, positions, batch_size, rows_before)
         else:
-            rows, epochs = train_rows(step, places, batch_size, split.num_rows, seed, rows_before)
+            rows, epochs = train_rows(step, positions, batch_size, split.num_rows, seed, rows_before)
         return rows_to_batch(split.gather(rows), epochs)
 
     return on_mesh(mesh, batch_size, make_rows)
@@ -131,10 +118,10 @@ def train_batches(
     split: RowSource, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
 ) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... for ever."""
-    return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
+    return prefetch(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
 
 
-def made_ahead(make: Callable[[int], Made], first_step: int) -> Iterator[Made]:
+def prefetch(make: Callable[[int], Item], first_step: int) -> Iterator[Item]:
     """Yields make(first_step), make(first_step + 1), ... for ever, made two steps ahead in a thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
         ahead = [thread.submit(make, first_step + i) for i in range(2)]
@@ -146,14 +133,14 @@ def made_ahead(make: Callable[[int], Made], first_step: int) -> Iterator[Made]:
 
 
 def eval_batches(split: RowSource, batch_size: int, mesh: Mesh) -> Iterator[Batch]:
-    """Yields all rows of a split once, in order; places left over in the last batch have weight 0."""
+    """Yields all rows of a split once, in order; positions left over in the last batch have weight 0."""
     for first in range(0, split.num_rows, batch_size):
 
-        def make_rows(places: np.ndarray, first: int = first) -> Batch:
-            numbers = first + places
+        def make_rows(positions: np.ndarray, first: int = first) -> Batch:
+            numbers = first + positions
             missing = numbers >= split.num_rows
             rows = split.gather(np.where(missing, 0, numbers))
             rows["lengths"][missing] = 0  # an empty row: no token, no sequence, no prediction
-            return rows_to_batch(rows, np.zeros(len(places), np.int32))
+            return rows_to_batch(rows, np.zeros(len(positions), np.int32))
 
         yield on_mesh(mesh, batch_size, make_rows)

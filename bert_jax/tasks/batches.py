@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, pad_rows
-from bert_jax.data.pipeline import made_ahead, on_mesh
+from bert_jax.data.pipeline import on_mesh, prefetch
 from bert_jax.devices.sharding import ROW_AXES
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import Spot
@@ -142,7 +142,7 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
         length = train_length(sizes.tokens[numbers], batching.lengths)
         return _on_mesh(parts, layout_alone(sizes, numbers, size * max(batching.texts, 1), length), head, mesh, size)
 
-    return made_ahead(make, first_step)
+    return prefetch(make, first_step)
 
 
 def eval_batches(
