@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import MINIATURES, MODEL_SIZES
 from bert_jax.settings.phases import phase_of, phases_of
 from bert_jax.settings.pretraining import PretrainConfig
-from bert_jax.settings.rules import from_dict
+from bert_jax.settings.rules import from_dict, to_dict
 from bert_jax.tasks.catalog import NAMES, make_task
+from bert_jax.tools import recipes
 from bert_jax.tools.recipes import read_own
 from bert_jax.training.optim import learning_rate_at
 
@@ -55,7 +57,7 @@ FINETUNING = ("finetune", "demo_finetune")
 
 
 def test_every_file_is_tested():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == {*ARGUMENTS, *FINETUNING}
+    assert set(recipes.names()) == {*ARGUMENTS, *FINETUNING}
 
 
 def test_babylm_keeps_what_the_challenge_asks_for():
@@ -216,3 +218,20 @@ def test_a_recipe_of_an_own_head_is_read_whatever_its_file_is_called(tmp_path):
     (tmp_path / "other").write_text("some words\n")
     with pytest.raises(InputError, match=r"other, line 1: SyntaxError: invalid syntax.*; correct it"):
         read_own(str(tmp_path / "other"))
+
+
+def test_settings_are_set_by_the_types_of_the_recipe():
+    """As ml_collections has them: with a blank, a text of digits, and True or False in words, alone, or with "no"."""
+    line = ["--config=demo", "--config.train.num_steps=7", "--config.data.path", "12", "--config.optimizer.beta1=0.5"]
+    line += [
+        "--noconfig.data.verify",
+        "--config.masking.static",
+        "--config.masking.whole_word=false",
+        "--workdir=a.b=c",
+    ]
+    rest, given = recipes.take_settings([*line, "--", "--config.train.seed=1"])
+    assert rest == ["--config=demo", "--workdir=a.b=c", "--", "--config.train.seed=1"]
+    config = ConfigDict(to_dict(PretrainConfig()))
+    recipes.change_settings(config, given)
+    assert (config.train.num_steps, config.data.path, config.optimizer.beta1) == (7, "12", 0.5)
+    assert (config.data.verify, config.masking.static, config.masking.whole_word) == (False, True, False)

@@ -89,10 +89,11 @@ def abstract_batch(row: np.dtype, batch_size: int = 1, mesh: Mesh | None = None)
 def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
     """Returns the global batch with the rows of `make_rows(positions)`; each host makes only its own rows."""
     sharding = row_sharding(mesh)
-    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    assert None not in indices  # JAX has None for devices without a part
-    ranges = sorted({rows.indices(batch_size)[:2] for (rows,) in indices})  # devices along "tensor" have the same rows
-    local = make_rows(np.concatenate([np.arange(start, stop) for start, stop in ranges]))
+    ranges = set()  # devices along "tensor" have the same rows
+    for index in sharding.addressable_devices_indices_map((batch_size,)).values():
+        assert index is not None  # JAX has None for devices without a part
+        ranges.add(index[0].indices(batch_size)[:2])
+    local = make_rows(np.concatenate([np.arange(start, stop) for start, stop in sorted(ranges)]))
 
     def to_global(array: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, array, (batch_size, *array.shape[1:]))

@@ -4,12 +4,11 @@
 import atexit
 import contextlib
 import dataclasses
-import difflib
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
@@ -201,13 +200,17 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
 
 def _parse(argv: list[str]) -> list[str]:
     """Returns the arguments that are not flags; an invalid flag gives one line, not a traceback."""
+    given: list[recipes.Given] = []
+    whole = sys.argv
     try:
         if "config" in flags.FLAGS:
-            argv = [argv[0], *recipes.resolve_recipe(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))]
+            arguments, given = recipes.take_settings(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
+            argv = [argv[0], *recipes.resolve_recipe(arguments)]
+        sys.argv = argv  # where ml_collections looks for settings itself, to define a flag for each
         rest = flags.FLAGS(argv)
         config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-        if config is not None and (problem := recipes.find_other_value(config)):
-            raise InputError(problem)
+        if config is not None:
+            recipes.change_settings(recipes.check_config(config), given)
         return rest
     except SystemExit as end:
         if end.code == 1:  # absl ends --help with it
@@ -220,51 +223,10 @@ def _parse(argv: list[str]) -> list[str]:
         problem = recipes.find_mistake(argv, error)
         if not problem and not isinstance(error, _OF_FLAGS):
             raise
-        problem = problem or _unknown_setting(argv) or f"{_reason(error)}; --help lists the options"
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {problem or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
         sys.exit(1)
-
-
-def _unknown_setting(argv: list[str]) -> str:
-    """Returns the message for the first --config.NAME, or another --NAME.NAME, that is not a setting, or ""."""
-    given = [match[1] for argument in argv if (match := re.match(r"--(\w+\.[^=]*)", argument))]
-    if not given or "config" not in flags.FLAGS:
-        return ""
-    all_arguments, sys.argv = sys.argv, [argument for argument in argv if not re.match(r"--\w+\.", argument)]
-    try:
-        flags.FLAGS.unparse_flags()
-        flags.FLAGS(sys.argv)  # again, without them
-        config: Any = flags.FLAGS["config"].value
-        if problem := recipes.find_other_value(config):
-            return problem
-        known = dict(_flat(config.to_dict()))
-    except _OF_FLAGS:
-        return ""  # other arguments are wrong too
     finally:
-        sys.argv = all_arguments
-    sections = list(dict.fromkeys(full.partition(".")[0] for full in known))
-    by_last_name = {full.rpartition(".")[2]: full for full in reversed(known)}
-    for flag in given:
-        name = flag.removeprefix("config.")
-        if name != flag and (name in known or name in sections):
-            continue
-        section, last = name.partition(".")[0], name.rpartition(".")[2]
-        close = [] if name == last else difflib.get_close_matches(name, known, n=1)
-        close += [by_last_name[match] for match in difflib.get_close_matches(last, by_last_name, n=1)]
-        close += [f"{match}." for match in difflib.get_close_matches(section, sections, n=1)]
-        hint = f" (did you mean --config.{close[0]}?)" if close else ""
-        inside = [full for full in known if full.startswith(f"{section}.")] or sections
-        return f"--{flag} is not a setting{hint}; there are {', '.join(inside)}"
-    return ""
-
-
-def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yields the settings with their full names, such as model.hidden_size."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        sys.argv = whole
 
 
 def _reason(error: Exception) -> str:
@@ -272,8 +234,6 @@ def _reason(error: Exception) -> str:
     message = str(error.args[0] if error.args else error)
     if lacks := re.match(r"flag --(\w+)=None: .* must have a value", message):
         return f"--{lacks[1]} is needed: {flags.FLAGS[lacks[1]].help}"
-    if message[:1] == message[-1:] == "'":  # ml_collections quotes the message of a KeyError twice
-        message = message[1:-1].replace("\\n", " ").replace("\\'", "'")
     if "Traceback" in message:  # in an InputError the line ends are written out
         message = message.replace("\\n", "\n").splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
     for pattern, wanted in _TYPES.items():

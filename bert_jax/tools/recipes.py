@@ -9,9 +9,11 @@ import itertools
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax.errors import InputError, one_line
@@ -97,6 +99,92 @@ def _given(arguments: Sequence[str]) -> list[tuple[int, str, str]]:
     return given
 
 
+class Given(NamedTuple):
+    """A setting on the command line: --config.NAME=VALUE."""
+
+    flag: str  # as it was written, without a value: "--config.data.path"
+    name: str  # "data.path"; with another prefix than "config", all of it
+    value: str | None  # None of --config.NAME alone, which is True of a setting that is True or False
+
+
+_SETTING = re.compile(r"--?(no)?(\w+\.[\w.]*)(?:=(.*))?", re.DOTALL)
+_WORDS = {"true": True, "t": True, "1": True, "yes": True, "false": False, "f": False, "0": False, "no": False}
+_WANTED = {bool: "True or False", int: "a whole number", float: "a number"}
+
+
+def take_settings(arguments: Sequence[str]) -> tuple[list[str], list[Given]]:
+    """Returns a command line without its settings, which absl would parse each as a flag, and the settings."""
+    rest: list[str] = []
+    given: list[Given] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        if argument == "--":
+            return [*rest, argument, *remaining], given
+        match = _SETTING.fullmatch(argument)
+        if match is None:
+            rest.append(argument)
+            continue
+        is_false, name, value = match.groups()
+        is_text_next = bool(remaining) and not remaining[0].startswith("-")
+        if is_false:
+            value = "false"
+        elif value is None and is_text_next:
+            value = remaining.pop(0)
+        given.append(Given(f"--{name}", name.removeprefix("config."), value))
+    return rest, given
+
+
+def change_settings(config: ConfigDict, given: Sequence[Given]) -> None:
+    """Sets the settings in the configuration of a recipe.
+
+    Raises: InputError, with what may be meant, if there is no such setting, or if its value is of another type.
+    """
+    known = dict(_flat(config.to_dict()))
+    for flag, name, value in given:
+        if name not in known or flag == f"--{name}":
+            raise InputError(_unknown_setting(flag, name, known))
+        kind = type(known[name])
+        try:
+            config.update_from_flattened_dict({name: _parse_value(kind, value)})
+        except ValueError:
+            wanted = _WANTED.get(kind, "a text")
+            raise InputError(f"{flag}={value} is of another type; use {wanted}; --help lists the options") from None
+
+
+def _parse_value(kind: type, value: str | None) -> object:
+    """Returns the value of a setting of this type. Raises: ValueError if the text is not one."""
+    if kind is bool:
+        if value is not None and value.lower() not in _WORDS:
+            raise ValueError(value)
+        return value is None or _WORDS[value.lower()]
+    if value is None:
+        raise ValueError("there is none")
+    return kind(value)
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields the settings with their full names, such as model.hidden_size."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _unknown_setting(flag: str, name: str, known: dict[str, object]) -> str:
+    """Returns the message for a flag that names no setting."""
+    sections = list(dict.fromkeys(full.partition(".")[0] for full in known))
+    by_last_name = {full.rpartition(".")[2]: full for full in reversed(known)}
+    section, last = name.partition(".")[0], name.rpartition(".")[2]
+    close = [] if name == last else difflib.get_close_matches(name, known, n=1)
+    close += [by_last_name[match] for match in difflib.get_close_matches(last, by_last_name, n=1)]
+    close += [f"{match}." for match in difflib.get_close_matches(section, sections, n=1)]
+    hint = f" (did you mean --config.{close[0]}?)" if close else ""
+    inside = [full for full in known if full.startswith(f"{section}.")] or sections
+    return f"{flag} is not a setting{hint}; there are {', '.join(inside)}"
+
+
 def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
     """Returns where an error was raised in the recipe that a command line names; "" if it was not raised there."""
     for path in (value.partition(":")[0] for _, _, value in _given(arguments)):
@@ -110,11 +198,11 @@ def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
     return ""
 
 
-def find_other_value(config: object) -> str:
-    """Returns the message for a wrong value of a recipe's get_config; "" if it is a ConfigDict."""
-    if hasattr(config, "to_dict"):
-        return ""
-    return (
+def check_config(config: object) -> ConfigDict:
+    """Returns the value of a recipe's get_config. Raises: InputError if it is no ConfigDict."""
+    if isinstance(config, ConfigDict):
+        return config
+    raise InputError(
         f"--config: get_config of the recipe returned {type(config).__name__} {config!r:.40}, not a ConfigDict; return "
         "ml_collections.ConfigDict(...), as the recipes of bert_jax do"
     )
