@@ -4,8 +4,8 @@
     python configs/demo_data.py --output=runs/demo          (in an installation: python -m bert_jax.configs.demo_data)
 
 Writes text.txt, the help topics and documentation strings of the standard library as prose, a document after another,
-and areas/ with train.tsv, dev.tsv and test.tsv: which area of the library does a docstring describe? No module is in two
-of them. Files are parsed, never imported. What is there already is kept.
+and areas/ with train.tsv, dev.tsv and test.tsv: which area of the library does a docstring describe? No module is in
+two of them. Files are parsed, never imported. What is there already is kept.
 """
 
 import argparse

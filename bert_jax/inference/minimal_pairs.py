@@ -5,15 +5,15 @@ Source: Warstadt et al. 2020 (BLiMP); Huebner et al. 2021 (Zorro).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.tasks.json_values import parse_json
-from bert_jax.tasks.readers import read_lines, read_table
+from bert_jax.tasks.readers import read_lines
 
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
@@ -144,7 +144,6 @@ class Accuracy(NamedTuple):
     ties: int  # pairs with equal scores, which are wrong
     accuracy: float
     interval: tuple[float, float]  # see `INTERVALS`
-    baselines: dict[str, float]  # published accuracies by model, where known for all paradigms that are counted
 
 
 class AccuracyTable(NamedTuple):
@@ -165,11 +164,10 @@ def accuracies(
     pairs: Sequence[Pair],
     good: Sequence[float] | np.ndarray,
     bad: Sequence[float] | np.ndarray,
-    baselines: Mapping[str, Mapping[str, float]] | None = None,
 ) -> AccuracyTable:
     """Returns how often the score of the good sentence is above that of the bad one; a tie is wrong.
 
-    `good` and `bad` are the scores of the sentences of each pair, and `baselines` what `read_baselines` returns.
+    `good` and `bad` are the scores of the sentences of each pair.
 
     Raises: InputError if a paradigm is of two phenomena, or a score is not finite.
     """
@@ -187,12 +185,11 @@ def accuracies(
                 f"{phenomenon_of[pair.paradigm]!r}; give paradigms different names"
             )
         outcomes.setdefault(pair.paradigm, []).append(int(np.sign(good[index] - bad[index])))
-    known = baselines or {}
     paradigms = []
     for name in sorted(outcomes, key=lambda name: (phenomenon_of[name], name)):
         total, right = len(outcomes[name]), outcomes[name].count(1)
         counts = total, right, outcomes[name].count(0), right / total, wilson(right, total)
-        paradigms.append(Accuracy(name, phenomenon_of[name], *counts, dict(known.get(name, {}))))
+        paradigms.append(Accuracy(name, phenomenon_of[name], *counts))
     by_phenomenon: dict[str, list[Accuracy]] = {}
     for paradigm in paradigms:
         by_phenomenon.setdefault(paradigm.phenomenon, []).append(paradigm)
@@ -219,7 +216,6 @@ def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
     # where every paradigm is all right or all wrong, as a bootstrap does.
     below, above = np.sqrt(np.sum((bounds - shares[:, None]) ** 2, axis=0)) / len(members)
     mean = float(shares.mean())
-    names = [base for base in members[0].baselines if all(base in member.baselines for member in members)]
     return Accuracy(
         name,
         phenomenon,
@@ -228,61 +224,15 @@ def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
         sum(member.ties for member in members),
         mean,
         (mean - float(below), mean + float(above)),
-        {base: float(np.mean([member.baselines[base] for member in members])) for base in names},
     )
 
 
-def read_baselines(path: str) -> dict[str, dict[str, float]]:
-    """Returns the published accuracies of each paradigm, by the names of the models.
-
-    The file is a table with tabs and a header: the paradigm, perhaps its phenomenon, and a column of accuracies from 0
-    to 1 for each model. Rows of means, whose paradigm is "overall", are left out: means are those of what is scored.
-
-    Raises: InputError if the file is not such a table.
-    """
-    table = read_table(path)
-    columns = table.columns
-    if len(columns) < 2 or not table.records:
-        raise InputError(f"{path} is not a table of baselines; write a header, then a paradigm and accuracies a line")
-    names = columns[1 if _is_number(table.records[0][columns[1]]) else 2 :]
-    if not names:
-        raise InputError(f"{path}:1 names no model; write paradigm, perhaps phenomenon, and a column for each model")
-    baselines = {}
-    for record in table.records:
-        for name in names:
-            if not _is_number(record[name]) or not 0 <= float(record[name]) <= 1:
-                raise InputError(
-                    f"{record.where}: {record[name]!r:.40} is not an accuracy from 0 to 1; write it as a share, such "
-                    "as 0.83"
-                )
-        if record[columns[0]] != _OVERALL:
-            baselines[record[columns[0]]] = {name.removesuffix("_accuracy"): float(record[name]) for name in names}
-    return baselines
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
-
-
 def format_table(table: AccuracyTable) -> list[str]:
-    """Returns lines for people: paradigms below their phenomenon, then the mean of all paradigms, in per cent."""
-    rows: list[tuple[str, Accuracy]] = []
-    for phenomenon in table.phenomena:
-        members = [member for member in table.paradigms if member.phenomenon == phenomenon.name]
-        if [member.name for member in members] != [phenomenon.name]:
-            rows += [(member.name, member) for member in members]
-        rows.append((phenomenon.name.upper(), phenomenon))
-    rows.append(("OVERALL", table.overall))
-    bases = list(dict.fromkeys(base for paradigm in table.paradigms for base in paradigm.baselines))
-    width = max(len("paradigm"), *(len(name) for name, _ in rows))
-    titles = "".join(f"  {base:>12}" for base in bases)
-    lines = [f"{'paradigm':{width}}  {'pairs':>7}  {'ties':>5}  {'right %':>7}  {'95 % interval':>13}{titles}"]
-    for name, row in rows:
+    """Returns lines for people: the mean of each phenomenon, then that of all paradigms, in per cent."""
+    width = max(len("phenomenon"), *(len(row.name) for row in table.phenomena))
+    lines = [f"{'phenomenon':{width}}  {'pairs':>7}  {'ties':>5}  {'right %':>7}  {'95 % interval':>13}"]
+    for row in (*table.phenomena, table.overall):
         low, high = (100 * bound for bound in row.interval)
-        known = "".join(f"  {100 * row.baselines[base]:12.1f}" if base in row.baselines else " " * 14 for base in bases)
         counts = f"{row.pairs:7,}  {row.ties:5,}  {100 * row.accuracy:7.1f}"
-        lines.append(f"{name:{width}}  {counts}  {low:5.1f} - {high:5.1f}{known}")
+        lines.append(f"{row.name:{width}}  {counts}  {low:5.1f} - {high:5.1f}")
     return lines

@@ -2,7 +2,7 @@
 """Scores sentences by their likelihood under a model, or measures its accuracy on minimal pairs.
 
     bert_jax score_sentences --checkpoint=DIR --input=FILE|-
-    bert_jax score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
+    bert_jax score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz
 
 A masked language model gives the pseudo-log-likelihood, in nats: each token is masked in turn, alone ("original") or
 with the rest of its word ("within_word_l2r"). A causal model gives the log-likelihood. Pairs are JSON lines of BLiMP, a
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one sentence per line; - is standard input")
 PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs to score instead of --input: a file, or Zorro's directory")
-BASELINES = flags.DEFINE_string("baselines", "", "with --pairs: a table of published accuracies by paradigm")
 LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: take the first N of each paradigm; 0 takes all", lower_bound=0)
 METHOD = flags.DEFINE_enum(
     "method", "", ["", "original", "within_word_l2r"], "scoring method of a masked language model; empty is original"
@@ -47,12 +46,12 @@ _SECONDS_BETWEEN_REPORTS = 20.0
 def main() -> None:
     """Scores the sentences or the pairs that the flags name."""
     cli.check_given(CHECKPOINT)
-    if (BASELINES.value or LIMIT.value) and not PAIRS.value:
-        raise InputError("--baselines and --limit are of minimal pairs; give --pairs=FILE too, or leave them out")
+    if LIMIT.value and not PAIRS.value:
+        raise InputError("--limit is of minimal pairs; give --pairs=FILE too, or leave it out")
     if PAIRS.value and flags.FLAGS["input"].present:
         raise InputError("--input and --pairs are two things to score; give one of them")
     if OUTPUT.value:
-        check_file(OUTPUT.value, INPUT.value, PAIRS.value, BASELINES.value)
+        check_file(OUTPUT.value, INPUT.value, PAIRS.value)
     reuse_freed_memory()
     if PAIRS.value:
         _score_pairs()
@@ -65,7 +64,6 @@ def _score_pairs() -> None:
     from bert_jax.inference.sentence_scores import check_method, encode_sentences, score_sentences
 
     pairs = minimal_pairs.read_pairs(PAIRS.value, LIMIT.value)
-    baselines = minimal_pairs.read_baselines(BASELINES.value) if BASELINES.value else {}
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     method = check_method(bert, METHOD.value)
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
@@ -73,17 +71,14 @@ def _score_pairs() -> None:
     started = time.monotonic()
     scores = score_sentences(bert, sentences, method, names, _report_progress(), LONG_TEXTS.value)
     seconds = time.monotonic() - started
-    table = minimal_pairs.accuracies(pairs, scores[::2], scores[1::2], baselines)
+    table = minimal_pairs.accuracies(pairs, scores[::2], scores[1::2])
     unknown = sum(bert.tokenizer.unk_id in ids for ids in encode_sentences(bert, sentences))
     for line in minimal_pairs.format_table(table):
         print(line)
     print(f"intervals: {minimal_pairs.INTERVALS}")
-    missing = [paradigm.name for paradigm in table.paradigms if baselines and paradigm.name not in baselines]
-    if missing:
-        print(f"note: {BASELINES.value} has no accuracy of {', '.join(missing)}", file=sys.stderr)
     _say_speed(len(sentences), seconds, unknown)
     if OUTPUT.value:
-        record = _about(bert, method) | {"pairs": PAIRS.value, "limit": LIMIT.value, "baselines": BASELINES.value}
+        record = _about(bert, method) | {"pairs": PAIRS.value, "limit": LIMIT.value}
         record |= {"intervals": minimal_pairs.INTERVALS, "sentences": len(sentences)}
         record |= {"sentences_with_unknown_words": unknown, "seconds": round(seconds, 3)}
         write_json(to_place(OUTPUT.value), record | table.as_json())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs: files of three kinds, ties, means and intervals, tables of baselines."""
+"""Minimal pairs: files of three kinds, ties, means and intervals."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.inference.minimal_pairs import Pair, accuracies, format_table, read_baselines, read_pairs, wilson
+from bert_jax.inference.minimal_pairs import Pair, accuracies, format_table, read_pairs, wilson
 
 
 def blimp_line(paradigm, good, bad, term="binding"):
@@ -100,20 +100,17 @@ def test_a_tie_is_wrong():
 def test_means_are_of_paradigms_whatever_their_numbers_of_pairs():
     pairs = pairs_of("a", 10) + pairs_of("b", 30) + pairs_of("c", 20, "two")
     good = np.array([1.0] * 10 + [1.0] * 15 + [0.0] * 15 + [0.0] * 20)
-    table = accuracies(pairs, good, np.full(60, 0.5), {"a": {"x": 0.8, "y": 1.0}, "b": {"x": 0.4}, "c": {"x": 0.3}})
+    table = accuracies(pairs, good, np.full(60, 0.5))
     assert [each.accuracy for each in table.paradigms] == [1.0, 0.5, 0.0]
     assert [(each.name, each.accuracy) for each in table.phenomena] == [("one", 0.75), ("two", 0.0)]
     assert table.overall.accuracy == 0.5 and table.overall.pairs == 60
-    assert table.phenomena[0].baselines == pytest.approx({"x": 0.6}) and table.overall.baselines == pytest.approx(
-        {"x": 0.5}
-    )
     # Of one paradigm Wilson's interval; of two as wide as the distances of both, put together and halved.
     assert table.phenomena[1].interval == pytest.approx(wilson(0, 20))
     (low_a, _), (low_b, high_b) = wilson(10, 10), wilson(15, 30)
     below, above = np.hypot(1 - low_a, 0.5 - low_b) / 2, (high_b - 0.5) / 2
     assert table.phenomena[0].interval == pytest.approx((0.75 - below, 0.75 + above))
     lines = format_table(table)
-    assert lines[-1].startswith("OVERALL") and lines[-1].split()[1:4] == ["60", "0", "50.0"]
+    assert lines[-1].startswith("overall") and lines[-1].split()[1:4] == ["60", "0", "50.0"]
     with pytest.raises(InputError, match="paradigm 'a' is of phenomenon 'two'"):
         accuracies(pairs_of("a", 1) + pairs_of("a", 1, "two"), [1, 1], [0, 0])
 
@@ -140,35 +137,13 @@ def test_wilson():
     assert wilson(29, 29) == pytest.approx((0.8830, 1.0), abs=5e-5)
 
 
-def test_baselines_of_both_kinds(tmp_path):
-    (tmp_path / "a.tsv").write_text(
-        "UID\tlinguistics_term\tngram\tgpt2\np\tbinding\t0.4\t1\noverall\tbinding\t0.4\t1\n"
-    )
-    (tmp_path / "b.tsv").write_text("paradigm\troberta_base_accuracy\np\t0.9\n")
-    assert read_baselines(str(tmp_path / "a.tsv")) == {"p": {"ngram": 0.4, "gpt2": 1.0}}
-    assert read_baselines(str(tmp_path / "b.tsv")) == {"p": {"roberta_base": 0.9}}
-    for text, message in {
-        "p\tx\nq\t83\n": "b.tsv:2: '83' is not an accuracy",
-        "p\tx\nq\t0.8\t0.1\n": "b.tsv:2 has 3 columns",
-        "p": "is not a table of baselines",
-    }.items():
-        (tmp_path / "b.tsv").write_text(text)
-        with pytest.raises(InputError, match=message):
-            read_baselines(str(tmp_path / "b.tsv"))
-
-
 def test_real_files(shared_data):
-    """All of BLiMP and Zorro is read, and the means of the published baselines are the published means."""
+    """All of BLiMP and Zorro is read."""
     if not (shared_data / "blimp").is_dir():
         pytest.skip("no BLiMP there")
     pairs = read_pairs(str(shared_data / "blimp" / "blimp.jsonl.gz"), limit=2)
-    baselines = read_baselines(str(shared_data / "blimp" / "baselines.tsv"))
-    table = accuracies(pairs, np.ones(len(pairs)), np.zeros(len(pairs)), baselines)
+    table = accuracies(pairs, np.ones(len(pairs)), np.zeros(len(pairs)))
     assert len(table.paradigms) == 67 and len(table.phenomena) == 12
-    published = {"ngram": 0.6124029851, "lstm": 0.698119403, "txl": 0.6962537313, "gpt2": 0.830238806}
-    assert table.overall.baselines == pytest.approx(published, abs=1e-9)
-    by_name = {each.name: each.baselines["gpt2"] for each in table.phenomena}
-    assert by_name["argument_structure"] == pytest.approx(0.8177777778)
     zorro = read_pairs(str(shared_data / "zorro"))
     assert len(zorro) == 46_000 and len({pair.paradigm for pair in zorro}) == 23
     assert len({pair.phenomenon for pair in zorro}) == 13
