@@ -59,7 +59,7 @@ setup: $(READY)  ## makes the virtual environment, with all development dependen
 $(READY): setup.cfg setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'error: $(PYTHON) is missing or older than Python 3.11; name another: PYTHON=python3.12 make'; exit 1; }
-	@echo 'Installing into $(VENV), about 1 GB; this takes a minute or two.'
+	@echo 'Installing into $(VENV), about 2 GB; this takes a minute or two.'
 ifneq ($(UV),)
 	test -x $(PY) || uv venv --clear --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
 	uv pip install --quiet --python $(PY) --constraint constraints.txt --editable '.[dev,docs]'
