@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files damaged at random, and the promise about them: a reader returns a value or raises an `InputError` of one line.
 
-Hypothesis draws the damage (docs/decisions/0025-fuzzing.md). Cases follow from the test alone: a run can be
+Hypothesis draws the damage (docs/decisions/0018-fuzzing.md). Cases follow from the test alone: a run can be
 repeated, and a failure is shown with the smallest damage that was found. A case has bounds of time and memory.
 """
 

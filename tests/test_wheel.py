@@ -52,7 +52,7 @@ def test_the_metadata_has_its_sections(repository, section):
 
 
 def test_what_a_plain_install_brings(repository):
-    """It loads, predicts, embeds and converts; the figures are in docs/decisions/0056-small-core.md."""
+    """It loads, predicts, embeds and converts; the figures are in docs/decisions/0020-wheel-and-extras.md."""
     required = setup(repository)["options"]["install_requires"]
     extras = setup(repository)["options.extras_require"]
     for library in ("jax", "flax", "optax", "orbax-checkpoint"):

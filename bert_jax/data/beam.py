@@ -3,7 +3,7 @@
 
 Each step is a function of `prepare` and `pieces`; Beam moves what they return. A document travels as bytes, with
 its place in the input, and documents are sorted as in `pieces` when a shard is made. The design is explained in
-docs/decisions/0020-beam.md.
+docs/decisions/0014-beam.md.
 """
 
 import bisect

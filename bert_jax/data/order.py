@@ -2,7 +2,7 @@
 """The order of the rows of a training run, as pure functions of (seed, step) in NumPy.
 
 `shuffled` is a permutation of all rows, for data with random access. `StreamOrder` is a permutation in levels, for data
-that are read from far away in blocks of neighbouring rows (docs/decisions/0031-streaming.md):
+that are read from far away in blocks of neighbouring rows (docs/decisions/0022-streaming.md):
 
 1. All blocks, in an order drawn once from the seed, are one sequence of rows.
 2. Streams divide that sequence into equal stretches: the rows of a batch come from all of them, as many from each.

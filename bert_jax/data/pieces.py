@@ -6,7 +6,7 @@ records), in order of the documents' hashes. So the documents of a range are con
 file, `lines`, has the sorted hashes of its lines, for counting exact copies.
 
 A long document has several records, one for each part of about `PART_TOKENS`, which ends where a sentence does.
-So it can be cut into passages when all text is known (`unite`): docs/decisions/0037-passages.md.
+So it can be cut into passages when all text is known (`unite`): docs/decisions/0011-rows-and-packing.md.
 """
 
 import hashlib

@@ -58,7 +58,7 @@ def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions:
     """Returns the record of one row of L positions and M sequences. Its arrays come out as [R, L] and [R, M].
 
     With `predictions`, P, a row also holds the tokens to predict: static masks, made before training
-    (docs/decisions/0010-static-masks.md). `token_ids` are then the masked ids that the model sees.
+    (docs/decisions/0006-what-is-predicted.md). `token_ids` are then the masked ids that the model sees.
     """
     ids = np.min_scalar_type(vocab_size - 1).newbyteorder("<")
     fields: list[tuple] = [

@@ -4,7 +4,7 @@
 XLA allocates temporaries at the start of every program and frees them at its end. By default glibc returns blocks of
 this size to the kernel. The next step must ask for them again, and the kernel fills them with zeros in pages of 4 KiB.
 Keeping them saves this time. Programs of many sizes accumulate kept memory, so it is returned once it exceeds a quarter
-of the machine's memory; half of it, while a quarter is left for others (docs/decisions/0023-freed-memory.md).
+of the machine's memory; half of it, while a quarter is left for others (docs/decisions/0016-tuning-a-process.md).
 """
 
 import ctypes

@@ -2,7 +2,7 @@
 """What a process may change about itself so that it computes sooner. Commands do; a program in Python may.
 
 Importing the package, loading a model and computing with it change nothing of a process: no allocator, no setting of
-JAX, no thread (docs/decisions/0043-tuning-a-process.md).
+JAX, no thread (docs/decisions/0016-tuning-a-process.md).
 """
 
 import functools

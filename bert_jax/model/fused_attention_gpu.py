@@ -30,7 +30,7 @@ _NO_QUERY = -1  # in place of the id of a query that is padding: no key has it
 
 
 class Launch(NamedTuple):
-    """The blocks of a program of a kernel, at most; chosen for few registers and no spills (decision 0032)."""
+    """The blocks of a program of a kernel, at most; chosen for few registers and no spills (decision 0017)."""
 
     queries: int  # of each of the two blocks of queries
     keys: int

@@ -95,7 +95,7 @@ def leave_causal(masked: Batch, batch: Batch, config: MaskingConfig) -> Batch:
     """Returns the masked batch with `config.causal_rate` of its rows as they are in `batch`, to be read causally.
 
     Their labels are the masks' labels, each at the position before, which exists since [CLS] is never predicted.
-    A row is known by its first sequence. Source: Charpentier & Samuel 2024; it differs (decision 0058).
+    A row is known by its first sequence. Source: Charpentier & Samuel 2024; it differs (decision 0006).
     """
     assert batch.sequence_numbers is not None and batch.epochs is not None
     root = root_key(config.seed, "causal_rows")

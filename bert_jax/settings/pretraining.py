@@ -38,7 +38,7 @@ class DataConfig:
     # check the checksum of every shard before the first step, or of each block when it is read
     verify: bool = setting(True, "nothing")
     # "on" reads rows in blocks during training, in an order made for streaming; "off" copies data behind a URL before
-    # training; "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
+    # training; "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0022-streaming.md)
     stream: str = "auto"
     streams: int = 256  # maximum number of streams per batch; at least the number of processes that will ever be used
     window_mb: float = 1024.0  # megabytes of rows that are shuffled together, over all streams
@@ -74,7 +74,7 @@ class MaskingConfig:
     # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
     max_ngram: int = 1
     # share of the rows that are not masked but read from left to right: tokens that would be masked are predicted from
-    # the token before them (docs/decisions/0058-causal-rows.md)
+    # the token before them (docs/decisions/0006-what-is-predicted.md)
     causal_rate: float = 0.0
     seed: int = 0
 
@@ -197,7 +197,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Phase2Config:
-    """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0019-phases.md)."""
+    """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0013-phases.md)."""
 
     num_steps: int = setting(0, "end")  # steps of this phase; 0 disables it, and the settings below are not used
     # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows

@@ -2,7 +2,7 @@
 """SentencePiece tokenization: pieces of a text, including its blanks. Only this module imports the library.
 
 It is meant for scripts that do not separate words by blanks, and for ALBERT. Normalisation is part of the model file.
-Reasons for the design: docs/decisions/0009-sentencepiece.md.
+Reasons for the design: docs/decisions/0008-other-tokenizers.md.
 """
 
 import functools

@@ -3,7 +3,7 @@
 
 It is meant for byte-level BPE (RoBERTa, ModernBERT), the Unigram of XLM-R, and whatever else `WordPiece` and
 `SentencePieces` are not. BERT's own WordPiece in such a file is `WordPiece`, which is faster.
-Reasons for the design: docs/decisions/0052-tokenizer-json.md.
+Reasons for the design: docs/decisions/0008-other-tokenizers.md.
 """
 
 import functools

@@ -53,7 +53,7 @@ def test_a_save_that_a_predecessor_goes_on_writing_harms_nothing(bucket_server, 
     [
         ((403, "no access"), "the credentials do not permit it .*storage.objectUser"),
         ((403, "The project exceeded its quota"), "a quota of gs://.* is used up .*; raise it"),
-        # TensorStore tries the errors 429 and 5xx again for many minutes (decision 0030), so they are not here.
+        # TensorStore tries the errors 429 and 5xx again for many minutes (decision 0021), so they are not here.
         ((401, "Invalid token"), "there are no valid credentials for gs://"),
         ((404, "The specified bucket does not exist."), "there is no bucket gs://"),
     ],

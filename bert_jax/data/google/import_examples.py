@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's pre-training examples to a data set, by any number of processes (docs/decisions/0010-static-masks.md).
+"""Google's pre-training examples to a data set, by any number of processes (docs/decisions/0006-what-is-predicted.md).
 
 Each file becomes one or more shards, its examples in their order. Every step ends with a rename, so a run that was
 killed goes on from its finished files.
