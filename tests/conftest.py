@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from buckets import Server
 
     from bert_jax.text.tokenizer import Tokenizer
+    from bert_jax.training.loop import LoopResult
 
 # A shell starts the background jobs of a script with SIGINT ignored, and nohup ignores SIGHUP; children inherit both.
 # Tests send them.
@@ -97,6 +98,16 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from builders import make_dataset
 
     return make_dataset(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def finished(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "LoopResult"]:
+    """Returns the work directory and the result of `tiny_run` on one device; shared, so not to be changed."""
+    from builders import tiny_run
+    from whole_runs import ONE_DEVICE, train
+
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
 
 
 @pytest.fixture(scope="session")

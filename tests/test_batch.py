@@ -54,8 +54,7 @@ def test_the_id_at_padding_changes_no_output_and_no_gradient():
     rows = [np.arange(20, 29), np.arange(40, 45), ()]
     labels = np.array([[1], [2], [0]], np.int32)
     (zeros, others) = (
-        gradients(params, pad_rows(rows, 12, pad_id=pad_id)._replace(labels=labels))
-        for pad_id in (0, 77)
+        gradients(params, pad_rows(rows, 12, pad_id=pad_id)._replace(labels=labels)) for pad_id in (0, 77)
     )
     np.testing.assert_array_equal(zeros[1][:2], others[1][:2])
     leaves = jax.tree.leaves(zeros[0])

@@ -40,11 +40,7 @@ def test_each_kind_reads_its_layers_alone(features, read):
     probe, params = make(features)
     base = probe(params, LAYERS)
     assert base.shape == (2, 7, 3)
-    changed = [
-        number
-        for number in range(6)
-        if not np.array_equal(probe(params, LAYERS.at[number].add(1.0)), base)
-    ]
+    changed = [number for number in range(6) if not np.array_equal(probe(params, LAYERS.at[number].add(1.0)), base)]
     assert changed == read
 
 
