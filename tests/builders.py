@@ -52,6 +52,7 @@ def tiny_model(**changes) -> ModelConfig:
         max_positions=64,
         hidden_dropout_rate=0.0,
         attention_dropout_rate=0.0,
+        unroll=1,
     )
     return dataclasses.replace(model, **changes)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test can rely on: eight CPU devices, the repository's root and, where there is one, a folder of data."""
 
+import gc
 import os
+import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from buckets import Server
 
     from bert_jax.text.tokenizer import Tokenizer
+    from bert_jax.training.loop import LoopResult
 
 # A shell starts the background jobs of a script with SIGINT ignored, and nohup ignores SIGHUP; children inherit both.
 # Tests send them.
@@ -26,6 +28,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for a few steps only, so the compiler should not try hard, nor compile the same program twice.
 _FLAGS = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+_FLAGS.append("--xla_cpu_parallel_codegen_split_count=1")  # programs are small: parts of their own cost a fifth more
 if metadata.version("jax").startswith("0.10."):
     _FLAGS.append(
         "--xla_cpu_use_fusion_emitters=false"
@@ -33,14 +36,29 @@ if metadata.version("jax").startswith("0.10."):
 for flag in _FLAGS:
     if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+# Kept from run to run, and shared by pytest's workers and the commands that tests start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 os.environ.setdefault("BERT_JAX_KEEP", "0")  # of the memory that one test frees, no other is to profit
 
 ROOT = Path(__file__).resolve().parents[1]
+MAX_PROGRAMS = 2**30  # bytes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Empties the kept programs where they have become many; JAX's own limit looks at all of them at every write."""
+    programs = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and sum(path.stat().st_size for path in programs.glob("*-cache")) > MAX_PROGRAMS:
+        shutil.rmtree(programs, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what is imported and collected out of every later garbage collection: tracing sets off hundreds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +98,16 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from builders import make_dataset
 
     return make_dataset(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def finished(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "LoopResult"]:
+    """Returns the work directory and the result of `tiny_run` on one device; shared, so not to be changed."""
+    from builders import tiny_run
+    from whole_runs import ONE_DEVICE, train
+
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
 
 
 @pytest.fixture(scope="session")

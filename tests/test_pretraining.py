@@ -46,13 +46,6 @@ from bert_jax.training.report import read_metrics
 from bert_jax.training.workdir import locked
 
 
-@pytest.fixture(scope="module")
-def finished(toy_data, tmp_path_factory):
-    """Returns the work directory and the result of a run that nothing interrupted."""
-    workdir = tmp_path_factory.mktemp("whole") / "run"
-    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
-
-
 def test_a_run_leaves_a_model_curves_and_metrics(finished):
     workdir, result = finished
     assert result.step == 12 and result.signal == 0

@@ -193,6 +193,7 @@ def forward(
     return module.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
 
 
+@functools.partial(jax.jit, static_argnames=("model", "head", "num_outputs"))  # traced once, for shapes and values
 def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0) -> Params:
     """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
     if not model.vocab_size:

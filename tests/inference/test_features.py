@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import make_pretrained, tiny_model
 
-from bert_jax.batch import Batch
+from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
 from bert_jax.errors import InputError
 from bert_jax.inference import features as module
@@ -28,11 +28,15 @@ def bert(repository):
     return Pretrained(model, jax.jit(functools.partial(init_params, model))(jax.random.key(0)), tokenizer)
 
 
+@functools.cache
+def compiled_layers(config):
+    return jax.jit(lambda params, batch: encode(config, params, batch, layers=True).layers)
+
+
 def outputs(bert, token_ids):
-    """Returns all layers [num_layers + 1, L, H] of a text in a batch of its own, without padding."""
-    ids = np.asarray([token_ids], np.int32)
-    batch = Batch(ids, np.zeros_like(ids), np.ones_like(ids), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
-    return np.asarray(encode(bert.config, bert.params, batch, layers=True).layers)[:, 0]
+    """Returns all layers [num_layers + 1, L, H] of a text in a batch of its own, padded to one length for all."""
+    batch = pad_rows([token_ids], 64)
+    return np.asarray(compiled_layers(bert.config)(bert.params, batch))[:, 0, : len(token_ids)]
 
 
 def test_vectors_are_those_of_each_text_alone(bert):

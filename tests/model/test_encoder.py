@@ -29,10 +29,11 @@ def test_a_causal_model_pools_the_token_that_has_seen_the_sequence(causal):
     params = init_params(model, jax.random.key(0))
     tokens = np.random.default_rng(0).integers(5, 99, IDS.shape).astype(np.int32)
 
-    def pooled(tokens):
-        return np.asarray(
-            encode(model, params, Batch(tokens, tokens * 0, IDS, FIRST, np.ones(FIRST.shape, np.float32))).pooled
-        )
+    @jax.jit
+    def encoded(tokens):
+        return encode(model, params, Batch(tokens, tokens * 0, IDS, FIRST, np.ones(FIRST.shape, np.float32))).pooled
+
+    pooled = lambda tokens: np.asarray(encoded(tokens))  # noqa: E731
 
     base = pooled(tokens)
     for row, place, sequence in ((0, 1, 0), (0, 2, 0), (0, 3, 1), (0, 5, 2), (1, 0, 0)):
@@ -49,19 +50,26 @@ def test_gradients_of_gradients_are_those_of_differences():
     """A product of the Hessian and a vector, as of gradient penalties, by `jax.grad` of `jax.grad`."""
     config, batch = tiny_model(), random_batch(num_rows=2, row_length=16)
     params = {"encoder": init_params(config, jax.random.key(0))["encoder"]}
-    away = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape) * leaf.std(), params)
-    dot = lambda one, other: sum(map(jnp.vdot, jax.tree.leaves(one), jax.tree.leaves(other)))  # noqa: E731
+    rng = np.random.default_rng(1)
+    params = jax.device_get(params)
+    away = jax.tree.map(lambda leaf: rng.normal(0, leaf.std(), leaf.shape).astype(np.float32), params)
+    dot = lambda one, other: sum(map(np.vdot, jax.tree.leaves(one), jax.tree.leaves(other)))  # noqa: E731
 
     @jax.jit
     @jax.grad
     def gradient(params):
         return jnp.mean(encode(config, params, batch).hidden ** 2 * jnp.arange(32))
 
-    product = jax.jit(jax.grad(lambda params: dot(gradient(params), away)))(params)
-    moved = lambda size: jax.tree.map(lambda leaf, far: leaf + size * far, params, away)  # noqa: E731
-    above, below = gradient(moved(1e-3)), gradient(moved(-1e-3))
+    @jax.jit
+    @jax.grad
+    def product(params):
+        products = jax.tree.map(jnp.vdot, gradient(params), away)
+        return sum(jax.tree.leaves(products))
+
+    moved = lambda size: jax.tree.map(lambda leaf, far: leaf + np.float32(size) * far, params, away)  # noqa: E731
+    above, below = jax.device_get((gradient(moved(1e-3)), gradient(moved(-1e-3))))
     expected = jax.tree.map(lambda one, other: (one - other) / 2e-3, above, below)
-    difference = jax.tree.map(jnp.subtract, product, expected)
+    difference = jax.tree.map(np.subtract, jax.device_get(product(params)), expected)
     assert dot(difference, difference) < 1e-4 * dot(expected, expected)
 
 

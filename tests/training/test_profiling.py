@@ -56,15 +56,15 @@ def test_a_file_asks_for_a_profile_of_the_next_steps(monkeypatch, tmp_path):
     assert taken == list(range(18)) and told.calls == [("on", 0), ("off", 8), ("on", 8), ("off", 16)]
 
 
-def test_a_run_is_the_same_with_a_profile(toy_data, tmp_path):
+def test_a_run_is_the_same_with_a_profile(finished, toy_data, tmp_path):
+    workdir, plain = finished
     config = tiny_run(toy_data, mesh=ONE_DEVICE)
-    plain = train(config, tmp_path / "plain")
     report = ReportConfig(every_steps=1, tensorboard=False, progress=False, profile_steps="4:6")
     profile = train(dataclasses.replace(config, report=report), tmp_path / "profile")
     assert_same_state(plain.state, profile.state)
     names = {path.suffixes[-1] for path in (tmp_path / "profile" / "profile").rglob("*") if path.is_file()}
     assert {".pb", ".gz"} <= names
-    assert not (tmp_path / "plain" / "profile").exists()
+    assert not (workdir / "profile").exists()
 
 
 @pytest.mark.parametrize("steps", ["5", "5:5", "a:b", "5:4", "-1:4", "1:2:3"])

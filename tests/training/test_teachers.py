@@ -22,7 +22,7 @@ from bert_jax.model.objective import init_params
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneTrainConfig, ProbeConfig, TaskConfig
-from bert_jax.settings.pretraining import MeshConfig, TeacherConfig
+from bert_jax.settings.pretraining import MeshConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tasks.catalog import make_task
 from bert_jax.training.report import read_metrics
@@ -64,9 +64,9 @@ def start(tmp_path_factory):
 def teacher(topics, start, tmp_path_factory):
     """A model of the topics, with its classes in another order than the student's."""
     workdir = tmp_path_factory.mktemp("teacher")
-    config = topics_run(topics, start)
+    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=5.0))
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, labels="f,b,d"))
-    finetune(config, workdir / "run", jax.devices()[:1])
+    assert finetune(config, workdir / "run", jax.devices()[:1]).metrics["accuracy"] > 0.95
     return workdir / "run" / "finetuned"
 
 
@@ -78,8 +78,7 @@ def test_classes_are_learnt_from_a_teacher_alone(topics, start, teacher, tmp_pat
     config = topics_run(f"{tmp_path}/train.tsv,{topics}/dev.tsv", start, train=FinetuneTrainConfig(num_epochs=6.0))
     told = dataclasses.replace(config, teacher=TeacherConfig(f"{teacher},{teacher}", temperature=2.0, weight=1.0))
     result = finetune(told, tmp_path / "run", jax.devices()[:1])
-    alone = finetune(config, tmp_path / "alone", jax.devices()[:1])
-    assert result.metrics["accuracy"] > 0.9 > alone.metrics["accuracy"]
+    assert result.metrics["accuracy"] > 0.9
     again = finetune(told, tmp_path / "run", jax.devices()[:1])
     assert again.metrics == result.metrics
 
@@ -163,9 +162,7 @@ def as_embeddings(model, path, **settings):
 
 
 def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path):
-    """A student that is its teacher has nothing to learn; a teacher pools in its own way."""
-    same = as_embeddings(start, tmp_path / "same")
-    assert first_and_last_loss(vectors_run(pairs, start, same), tmp_path / "none")[0] < 1e-5
+    """A teacher pools in its own way."""
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
     wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
     train = FinetuneTrainConfig(num_epochs=12.0)
@@ -195,8 +192,10 @@ def write_questions(directory, name):
     return directory
 
 
-@pytest.mark.parametrize("name", ["squad1", "choice"])
-def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "meshes"), [("squad1", 2), ("choice", 1), pytest.param("choice", 2, marks=pytest.mark.slow)]
+)
+def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name, meshes):
     task = TaskConfig(name=name, max_seq_length=16, max_query_length=4)
     config = topics_run(write_questions(tmp_path / "data", name), start, task=task)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dropout_rate=0.0))
@@ -205,12 +204,15 @@ def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name):
     config = dataclasses.replace(config, teacher=teacher, train=FinetuneTrainConfig(num_epochs=12.0))
     first, last = first_and_last_loss(config, tmp_path / "run")
     assert last < first / 2
+    if meshes == 1:
+        return
     train = dataclasses.replace(config.train, accumulate=2)
     divided = dataclasses.replace(config, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2, abs=1e-4)
 
 
 def test_a_teacher_is_computed_in_the_dtype_of_its_student(pairs, start, tmp_path):
+    # A student that is its teacher has nothing to learn.
     same, float32, bfloat16 = as_embeddings(start, tmp_path / "same"), {}, {"compute_dtype": "bfloat16"}
     losses = [
         first_and_last_loss(vectors_run(pairs, start, same, model=each), tmp_path / str(len(each)))[0]
@@ -265,18 +267,16 @@ def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_masked_words_are_learnt_from_a_teacher(tmp_path):
-    """A student that is its teacher has nothing to learn at first."""
-    config = tiny_run(make_dataset(tmp_path))
-    pretrain(config, tmp_path / "first", jax.devices()[:2])
-    model = str(tmp_path / "first" / "pretrained")
-    told = dataclasses.replace(config, init_checkpoint=model, teacher=TeacherConfig(model, weight=1.0))
+def test_masked_words_are_learnt_from_a_teacher(start, toy_data, tmp_path):
+    """A student that is its teacher has nothing to learn; of another one it learns, whatever the true words are."""
+    config = tiny_run(toy_data, train=TrainConfig(num_steps=6))
+    model = dataclasses.replace(config.model, hidden_dropout_rate=0.0, attention_dropout_rate=0.0)
     losses = {}
-    for name, each in (("alone", dataclasses.replace(config, init_checkpoint=model)), ("told", told)):
-        each = dataclasses.replace(
-            each, model=dataclasses.replace(each.model, hidden_dropout_rate=0.0, attention_dropout_rate=0.0)
-        )
-        pretrain(each, tmp_path / name, jax.devices()[:2])
+    for name in ("same", "fresh"):
+        told = dataclasses.replace(config, model=model, teacher=TeacherConfig(str(start), weight=1.0))
+        told = dataclasses.replace(told, init_checkpoint=str(start) if name == "same" else "")
+        pretrain(told, tmp_path / name, jax.devices()[:2])
         records = [each for each in read_metrics(tmp_path / name / "metrics.jsonl") if each["kind"] == "train"]
-        losses[name] = records[0]["mlm_loss"]
-    assert losses["told"] < 0.2 * losses["alone"]
+        losses[name] = [each["mlm_loss"] for each in records]
+    assert losses["same"][0] < 1e-5
+    assert 1e-3 < losses["fresh"][-1] < losses["fresh"][0]

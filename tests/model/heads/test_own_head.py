@@ -30,5 +30,6 @@ def test_an_own_head_has_a_loss_and_gradients():
     row = Row(0, np.arange(5, 9, dtype=np.int32), np.zeros(4, np.uint8), (4,), 2)
     batch = batch_of_rows([[row]], 6, 1, head)
     objective = task_objective(tiny_model(), head, 3)
-    loss, gradients = jax.value_and_grad(lambda params: objective.losses(params, batch, None)["loss"][0])(params)
+    loss_of = jax.jit(jax.value_and_grad(lambda params: objective.losses(params, batch, None)["loss"][0]))
+    loss, gradients = loss_of(params)
     assert loss > 0 and np.any(gradients["largest"]["kernel"]) and objective.denominators(batch)["loss"] == 1

@@ -18,9 +18,11 @@ LAYERS = jax.random.normal(jax.random.key(0), (6, 2, 7, 32))  # [num_layers + 1,
 INSIDE = jnp.asarray([[1] * 7, [1] * 4 + [0] * 3])
 
 
-def make(features="last", kind="linear", pool=False, layers=LAYERS):
+def make(features="last", kind="linear", pool=False):
+    """Returns the probe as a compiled function (params, layers) -> outputs, and random parameters."""
     probe = Probe(MODEL, ProbeConfig(features=features, kind=kind, num_layers=2, hidden_size=6), 3, pool)
-    return probe, probe.init(jax.random.key(1), layers, INSIDE, True)
+    params = jax.jit(lambda key: probe.init(key, LAYERS, INSIDE, True))(jax.random.key(1))
+    return jax.jit(lambda params, layers: probe.apply(params, layers, INSIDE, True)), params
 
 
 @pytest.mark.parametrize(
@@ -36,29 +38,23 @@ def make(features="last", kind="linear", pool=False, layers=LAYERS):
 )
 def test_each_kind_reads_its_layers_alone(features, read):
     probe, params = make(features)
-    base = probe.apply(params, LAYERS, INSIDE, True)
+    base = probe(params, LAYERS)
     assert base.shape == (2, 7, 3)
-    changed = [
-        number
-        for number in range(6)
-        if not np.array_equal(probe.apply(params, LAYERS.at[number].add(1.0), INSIDE, True), base)
-    ]
+    changed = [number for number in range(6) if not np.array_equal(probe(params, LAYERS.at[number].add(1.0)), base)]
     assert changed == read
 
 
 def test_weights_begin_equal_and_are_a_softmax():
     probe, params = make("weighted_all")
     mean = jnp.concatenate([LAYERS[:1]] + [jnp.mean(LAYERS[1:], 0, keepdims=True)] * 5)
-    np.testing.assert_allclose(
-        probe.apply(params, LAYERS, INSIDE, True), probe.apply(params, mean, INSIDE, True), atol=1e-5
-    )
+    np.testing.assert_allclose(probe(params, LAYERS), probe(params, mean), atol=1e-5)
 
 
 @pytest.mark.parametrize("pool", [False, True])
 def test_padding_changes_nothing(pool):
     probe, params = make(kind="bilstm", pool=pool)
-    base = probe.apply(params, LAYERS, INSIDE, True)
-    other = probe.apply(params, LAYERS.at[:, 1, 4:].set(9.0), INSIDE, True)
+    base = probe(params, LAYERS)
+    other = probe(params, LAYERS.at[:, 1, 4:].set(9.0))
     np.testing.assert_array_equal(base[0], other[0])
     np.testing.assert_array_equal(base[1, :4] if not pool else base[1], other[1, :4] if not pool else other[1])
     assert base.shape == (2, 1 if pool else 7, 3)
@@ -66,9 +62,8 @@ def test_padding_changes_nothing(pool):
 
 def test_the_encoder_has_no_gradient():
     probe, params = make("weighted_all", "bilstm")
-    of_layers, of_params = jax.grad(
-        lambda layers, params: jnp.sum(jnp.square(probe.apply(params, layers, INSIDE, True))), argnums=(0, 1)
-    )(LAYERS, params)
+    total = lambda layers, params: jnp.sum(jnp.square(probe(params, layers)))  # noqa: E731
+    of_layers, of_params = jax.jit(jax.grad(total, argnums=(0, 1)))(LAYERS, params)
     assert not np.any(of_layers)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(of_params["params"]["classifier"]))
 
@@ -76,8 +71,9 @@ def test_the_encoder_has_no_gradient():
 def test_an_encoder_that_is_trained_with_it_has_a_gradient():
     config = ProbeConfig(features="last", kind="bilstm", num_layers=1, hidden_size=6, train_encoder=True)
     probe = Probe(MODEL, config, 3, False)
-    params = probe.init(jax.random.key(1), LAYERS, INSIDE, True)
-    gradient = jax.grad(lambda layers: jnp.sum(jnp.square(probe.apply(params, layers, INSIDE, True)[1, :4])))(LAYERS)
+    params = jax.jit(lambda key: probe.init(key, LAYERS, INSIDE, True))(jax.random.key(1))
+    total = lambda layers: jnp.sum(jnp.square(probe.apply(params, layers, INSIDE, True)[1, :4]))  # noqa: E731
+    gradient = np.asarray(jax.jit(jax.grad(total))(LAYERS))
     assert np.any(gradient[5, 1, :4]) and not np.any(gradient[:5]) and not np.any(gradient[5, 1, 4:])
 
 
@@ -90,11 +86,12 @@ def test_spans_are_found_by_a_bilstm(train_encoder):
     batch = Batch(row, row * 0, np.asarray(INSIDE), np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
     head = probed(SPANS, config)
     params = init_params(model, jax.random.key(0), head)
-    logits = forward(model, params, batch, head)
+    logits = jax.eval_shape(lambda params: forward(model, params, batch, head), params)
     assert logits.shape == (2, 7, 2) and set(params) == {"encoder", "probe"}
 
     def loss(params, key):
         return jnp.sum(jnp.square(forward(model, params, batch, head, key)))
 
-    gradient = jax.grad(loss)(params, jax.random.key(1))["encoder"]["layers"]["mlp"]["output"]["kernel"]
+    gradients = jax.jit(jax.grad(loss))(params, jax.random.key(1))
+    gradient = gradients["encoder"]["layers"]["mlp"]["output"]["kernel"]
     assert np.any(gradient) == train_encoder
