@@ -113,7 +113,7 @@ def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
 
 def batching_of(inputs: TaskInputs, group: int, pack: str) -> Batching:
     """Returns how the training batches of a run are made; `group` and `pack` are those of `choose_batching`."""
-    rows, apart = inputs.data.train.rows, inputs.task.head.labels_of_batch is not None
+    rows, apart = inputs.data.train.rows, inputs.task.head.needs_whole_batch
     return choose_batching(rows, inputs.config.data, inputs.model, group, pack, inputs.train.num_steps, apart)
 
 

@@ -209,4 +209,4 @@ def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _embedded(config: ModelConfig, settings: TaskConfig, params: Params, batch: Batch) -> jax.Array:
-    return forward(config, params, batch, EMBEDDINGS.as_set(EMBEDDINGS, settings))
+    return forward(config, params, batch, EMBEDDINGS.as_set(settings))

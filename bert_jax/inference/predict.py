@@ -127,18 +127,18 @@ def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
     if bert.task not in HEADS:
         raise _named_again("head", bert.task, "head=get_head()")
     head = HEADS[bert.task]
-    if head.usual_task is None:
+    num_classes = bert.params["classifier"]["bias"].shape[0] if head.has_labels else 0
+    name = head.usual_task(num_classes)
+    if not name:
         return None
     if bert.problem:
         raise InputError(
             f"this model's problem_type is {bert.problem}, and what is predicted here is one class of several, or a "
             "single number; use it in transformers (convert_checkpoint --to=hf keeps it), or bert.encode for vectors"
         )
-    num_classes = bert.params["classifier"]["bias"].shape[0] if head.has_labels else 0
     labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes)) if head.has_labels else ()
     length = min(384 if head.has_windows else bert.config.max_positions, bert.config.max_positions)
     most_of_a_question = max(1, min(64, length // 2))
-    name = head.usual_task(num_classes)
     return make_task(TaskConfig(name=name, max_seq_length=length, max_query_length=most_of_a_question), labels)
 
 

@@ -121,7 +121,7 @@ def task_objective(
     def losses_of(outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
         weights = head.weights(batch)
         metrics = head.losses(outputs, batch, weights)
-        if batch.teacher is not None and head.divergence is not None:
+        if batch.teacher is not None and head.can_learn:
             apart = head.divergence(outputs, batch.teacher, batch, teacher.temperature)
             metrics["loss"] = taught(metrics["loss"], apart, weights, teacher)
         return metrics
@@ -133,7 +133,7 @@ def task_objective(
         return init_params(model, key, head, num_outputs)
 
     dtypes = model.compute_dtype, model.gradient_dtype
-    parts = {"outputs": outputs, "losses_of": losses_of} if head.labels_of_batch is not None else {}
+    parts = {"outputs": outputs, "losses_of": losses_of} if head.needs_whole_batch else {}
     return Objective(init, lambda batch: batch, denominators, losses, *dtypes, **parts)
 
 

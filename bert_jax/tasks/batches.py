@@ -162,7 +162,7 @@ def _on_mesh(rows: Sequence[Row], layout: Layout, head: Head, mesh: Mesh, num_ex
         return batch_of_rows(chosen, layout.length, layout.num_places, head, whole=bins)
 
     batch = on_mesh(mesh, layout.num_rows, make)
-    if head.labels_of_batch is None or not num_examples:
+    if not head.needs_whole_batch or not num_examples:
         return batch
     labels = head.labels_of_batch(bins, layout.num_places, num_examples)
     return batch._replace(labels=on_mesh(mesh, num_examples, lambda lines: jax.tree.map(lambda a: a[lines], labels)))
@@ -194,7 +194,7 @@ def batch_of_rows(
         num_places,
     )
     known = [row.label for members in (bins if whole is None else whole) for row in members]
-    if not known or any(label is None for label in known) or head.labels_of_batch is not None:
+    if not known or any(label is None for label in known) or head.needs_whole_batch:
         return batch
     labels = head.no_labels(len(bins), length, num_places, known[0])
     for line, members in enumerate(bins):

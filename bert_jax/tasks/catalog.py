@@ -58,10 +58,10 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
         raise InputError(f"get_task returned {task!r:.60}, not a Task; return bert_jax.Task(...)")
     task = task if own.head is None else dataclasses.replace(task, head=own.head)
     if not isinstance(task.head, Head):
-        raise InputError(f"head {task.head!r:.60} is not a Head; give bert_jax.Head(...) or one of bert_jax.HEADS")
+        raise InputError(f"head {task.head!r:.60} is not a Head; give an instance of one, such as MyHead()")
     if task.head.name in HEADS and task.head != HEADS[task.head.name]:
         raise InputError(f"an own head has the name {task.head.name}, which is one of bert_jax's; give it another")
-    head = probed(task.head, config.probe) if config.probe.features else task.head.as_set(task.head, config)
+    head = probed(task.head, config.probe) if config.probe.features else task.head.as_set(config)
     return dataclasses.replace(task, head=head)
 
 

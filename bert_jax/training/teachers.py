@@ -20,7 +20,6 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import check_divisible, row_sharding, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
-from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.objective import Params, forward, init_params
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
@@ -92,8 +91,7 @@ def _order(teacher: Pretrained, about: Teaching) -> np.ndarray | slice:
 
 def _head_of(teacher: Pretrained, about: Teaching) -> Head:
     """Returns the head of a teacher: for vectors its own, which pools and projects as it was trained."""
-    own = teacher.embedding if about.head.name == EMBEDDINGS.name else None
-    return EMBEDDINGS.as_set(EMBEDDINGS, own) if own else about.head
+    return about.head.as_set(teacher.embedding) if teacher.embedding else about.head
 
 
 def _shapes(params: Params, head: Head) -> dict[str, Any]:
@@ -120,8 +118,8 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
             )
         there, head = {*teacher.params, *teacher.params["encoder"]}, _head_of(teacher, about)
         fits = there.issuperset(head.parts) and (about.vocab_size or teacher.task == about.head.name)
-        if about.head.divergence is None or not fits:
-            what = f"teaches {teacher.task}" if about.head.divergence else "cannot be learnt from"
+        if not about.head.can_learn or not fits:
+            what = f"teaches {teacher.task}" if about.head.can_learn else "cannot be learnt from"
             raise InputError(
                 f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}; give a model of that "
                 "task, or leave out teacher.checkpoint"

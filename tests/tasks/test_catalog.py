@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from bert_jax.errors import InputError
+from bert_jax.model.heads.sequence import Sequences
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.catalog import NAMES, Own, make_task
@@ -26,16 +27,28 @@ def test_a_name_that_is_nearly_right_is_suggested():
         make_task(TaskConfig(name="xyzzy"))
 
 
+class Mine(Sequences):
+    """A head of one's own."""
+
+    name = "mine"
+
+
+class Usurper(Sequences):
+    """A head that differs from the one of its name."""
+
+    parts = ("mine",)
+
+
 def test_an_own_task_and_head_are_checked():
     config = TaskConfig(name="mine")
     usual = make_task(TaskConfig(name="sst2"))
-    head = dataclasses.replace(usual.head, name="mine", parts=("mine",))
+    head = Mine()
     made = make_task(config, ("a",), Own(lambda config, labels: dataclasses.replace(usual, labels=labels), head))
     assert made.head is head and made.labels == ("a",)
     for own, problem in (
         (Own(lambda config, labels: None), "get_task returned None, not a Task; return bert_jax.Task"),
-        (Own(lambda config, labels: usual, "mine"), "head 'mine' is not a Head; give bert_jax.Head"),
-        (Own(lambda config, labels: usual, dataclasses.replace(usual.head, parts=("mine",))), "give it another"),
+        (Own(lambda config, labels: usual, "mine"), "head 'mine' is not a Head; give an instance"),
+        (Own(lambda config, labels: usual, Usurper()), "give it another"),
     ):
         with pytest.raises(InputError, match=problem):
             make_task(config, (), own)

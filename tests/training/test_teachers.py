@@ -2,6 +2,7 @@
 """A student learns what its teachers say: of masked words and of classes, softened, averaged, in their order."""
 
 import contextlib
+import copy
 import dataclasses
 import json
 
@@ -128,8 +129,9 @@ def test_a_teacher_has_the_probe_of_its_student(start, tmp_path, theirs, ours, f
     told = pytest.raises(InputError, match=r"has the probe features=last kind=linear, and the student .* give both the")
     with contextlib.nullcontext() if fits else told:
         learnt_from(TeacherConfig(str(tmp_path / "teacher")), about)
-    if fits:  # a head of one's own may have no divergence
-        alone = about._replace(head=dataclasses.replace(about.head, divergence=None))
+    if fits:  # a head of one's own may learn from no teacher
+        alone = about._replace(head=copy.copy(about.head))
+        alone.head.can_learn = False
         with pytest.raises(InputError, match="cannot be learnt from, and the student's task is"):
             learnt_from(TeacherConfig(str(tmp_path / "teacher")), alone)
 

@@ -53,7 +53,7 @@ DROPOUT = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
 
 def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2, **settings):
     """Returns losses and parameters of some steps of batches of 16 examples."""
-    head = EMBEDDINGS.as_set(EMBEDDINGS, TaskConfig(embedding=EmbeddingConfig(**settings)))
+    head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(**settings)))
     mesh = make_mesh(mesh or MeshConfig(data=devices), jax.devices()[:devices])
     train = TrainConfig(num_steps=10, accumulate=accumulate)
     objective = task_objective(model, head)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of several sequences: each has a number, and the softmax over the choices of an example decides."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,26 +10,53 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.heads.base import Head, Linear
-from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses
+from bert_jax.model.heads.base import Linear
+from bert_jax.model.heads.labels import Spot, label_losses
 from bert_jax.model.losses import Pair
 from bert_jax.model.teaching import class_divergence
 
 
-def _weights(batch: Batch) -> jax.Array:
-    """Returns [B, M]: 1 at the first choice of each example, where its label stands."""
-    return batch.sequence_weights * (batch.labels >= 0)
+class Choices(Linear):
+    """A number for each choice. The label of an example stands at its first choice, and -1 at the others."""
 
+    name = "multiple_choice"
+    num_outputs = 1
+    about_exported = "logits [B], one for each row; the rows of a question's choices compete with each other."
+    architecture = "BertForMultipleChoice"
+    pipeline = "multiple-choice"
 
-def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns cross entropy and accuracy over the choices of an example."""
-    return label_losses(_of_examples(logits, batch), batch, weights)
+    def weights(self, batch: Batch) -> jax.Array:
+        """Returns [B, M]: 1 at the first choice of each example."""
+        return batch.sequence_weights * (batch.labels >= 0)
 
+    def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+        """Returns cross entropy and accuracy over the choices of an example."""
+        return label_losses(_of_examples(logits, batch), batch, weights)
 
-def _divergence(logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
-    """Returns the divergence over the choices of an example, [B, M]."""
-    student, target = (_of_examples(values / temperature, batch) for values in (logits, teacher))
-    return class_divergence(student, target)
+    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+        """Returns the divergence over the choices of an example, [B, M]."""
+        student, target = (_of_examples(values / temperature, batch) for values in (logits, teacher))
+        return class_divergence(student, target)
+
+    def no_labels(self, num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
+        return np.full((num_rows, num_places), -1, np.int32)
+
+    def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
+        labels[spot.places.start] = label + spot.places.start
+
+    def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
+        """Returns the number of each choice, [M]."""
+        return outputs[spot.places, 0]
+
+    def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+        """Returns outputs that prefer nothing: decoded, the first choice."""
+        return np.zeros(num_outputs, np.float32)
+
+    def usual_task(self, num_outputs: int) -> str:
+        return "choice"
+
+    def exported(self, logits: jax.Array) -> jax.Array:
+        return logits[:, 0, 0]
 
 
 def _of_examples(logits: jax.Array, batch: Batch) -> jax.Array:
@@ -38,34 +66,4 @@ def _of_examples(logits: jax.Array, batch: Batch) -> jax.Array:
     return jnp.where(same, logits[:, None, :, 0], MASKED_SCORE)
 
 
-def _no_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
-    return np.full((num_rows, num_places), -1, np.int32)
-
-
-def _write_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
-    labels[spot.places.start] = label + spot.places.start
-
-
-def _outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
-    """Returns the number of each choice, [M]."""
-    return outputs[spot.places, 0]
-
-
-CHOICES = Head(
-    "multiple_choice",
-    ("pooler", "classifier"),
-    Linear,
-    num_outputs=1,
-    weights=_weights,
-    losses=_losses,
-    divergence=_divergence,
-    no_labels=_no_labels,
-    write_label=_write_label,
-    outputs=_outputs,
-    constant=constant_zeros,
-    usual_task=lambda num_outputs: "choice",
-    exported=lambda logits: logits[:, 0, 0],
-    about_exported="logits [B], one for each row; the rows of a question's choices compete with each other.",
-    architecture="BertForMultipleChoice",
-    pipeline="multiple-choice",
-)
+CHOICES = Choices()

@@ -4,7 +4,6 @@
 Source: Reimers and Gurevych 2019 for vectors of texts from pooled tokens.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,22 +11,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.batch import Array, Batch
 from bert_jax.devices.sharding import constrain_rows, num_row_shards, whole
 from bert_jax.errors import InputError
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.bert import Encoded
-from bert_jax.model.heads.base import Head
-from bert_jax.model.heads.labels import constant_zeros
+from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
 from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
 from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
-from bert_jax.settings.model import ModelConfig
 
+_USUAL = EmbeddingConfig()
 _MOST_COSINES = 1 << 25  # that a device holds at once, of a batch of many texts
 
 
@@ -41,27 +38,112 @@ class Texts(NamedTuple):
     scores: Array  # [E] float32: how alike the pair is, where that is known
 
 
-class Embedding(nn.Module):
+class Embeddings(Head):
     """The pooled vectors of the last layer, with a dense layer if there is one, of length 1 if so set."""
 
-    config: ModelConfig
-    num_outputs: int
-    settings: EmbeddingConfig = EmbeddingConfig()
+    name = "sentence_embedding"
+    needs_whole_batch = True
+    about_exported = "vectors [B, K] of texts."
+    architecture = "BertModel"
+    pipeline = "sentence-similarity"
 
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def __init__(self, settings: EmbeddingConfig = _USUAL) -> None:
+        self.settings = settings
+        self.parts = ("projection",) if settings.projection_size else ()
+
+    def as_set(self, config: TaskConfig) -> Head:
+        """Returns the head that pools, projects and learns as the settings of a task say."""
+        is_usual = config.embedding in (_USUAL, EmbeddingConfig(pooling="mean"))
+        return EMBEDDINGS if is_usual else Embeddings(config.embedding)
+
+    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
         """Returns float32 vectors [B, M, K]."""
-        settings = self.settings
-        size = settings.vector_size(self.config.hidden_size)
+        settings, config = self.settings, model.config
+        size = settings.vector_size(config.hidden_size)
         if (most := max(settings.sizes(), default=0)) > size:
             raise InputError(f"embedding.dimensions has {most}, and vectors have {size} numbers; use {size} at most")
-        parts = [_pooled(name, encoded.hidden, batch, self.config.matmul_precision) for name in settings.poolings()]
+        parts = [_pooled(name, encoded.hidden, batch, config.matmul_precision) for name in settings.poolings()]
         vectors = jnp.concatenate(parts, axis=-1)
         if settings.projection_size:
-            vectors = Dense(self.config, settings.projection_size, "float32", name="projection")(vectors)
+            vectors = Dense(config, settings.projection_size, "float32", name="projection")(vectors)
             vectors = _ACTIVATIONS[settings.projection_activation](vectors)
         return (normalized(vectors) if settings.normalize else vectors)[..., :size]
 
+    def weights(self, batch: Batch) -> jax.Array:
+        """Returns [E]: 1 for each example."""
+        return (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32)
+
+    def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+        """Returns the loss of whole vectors, or the sum of the losses of several numbers of leading dimensions.
+
+        Source of the latter: Kusupati et al. 2022, "Matryoshka Representation Learning".
+        """
+        settings, vectors = self.settings, _vectors(logits, batch)
+        loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (logits.shape[-1],)
+        results = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
+        total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
+        return results[int(np.argmax(sizes))] | {"loss": (total, results[0]["loss"][1])}
+
+    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+        """Returns [E] how far the cosines of vectors, whole and of each leading dimension, are from a teacher's.
+
+        With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
+        squared difference, the mean over the texts of an example. A teacher's vectors may be of another size.
+        """
+        settings, vectors, target = self.settings, _vectors(logits, batch), _vectors(teacher, batch)
+
+        def of_candidates(
+            student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array
+        ) -> jax.Array:
+            counts = is_partner | is_other
+            student, target = (jnp.where(counts, scores / temperature, MASKED_SCORE) for scores in (student, target))
+            return class_divergence(student, target)
+
+        def apart(vectors: jax.Array) -> jax.Array:
+            if settings.loss in ("", "infonce"):
+                return _search(settings, batch.labels, of_candidates, vectors, target)
+            student, known = (_cosines(model) / temperature for model in (vectors, target))
+            there = batch.labels.numbers[:, 1:] >= 0
+            return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
+
+        sizes = settings.sizes() or (logits.shape[-1],)
+        return jnp.sum(jnp.stack([apart(vectors[..., :size]) for size in sizes]), axis=0)
+
+    def mean_of(self, outputs: Sequence[jax.Array]) -> jax.Array:
+        """Returns vectors whose cosines are the mean of those of several models."""
+        return jnp.concatenate([normalized(output) for output in outputs], axis=-1)
+
+    def labels_of_batch(self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int) -> Texts:
+        """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
+        slots = {number: slot for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))}
+        size = next(int(row.label[0]) for rows in bins for row in rows)
+        # Places that are in no row, each once.
+        places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)
+        labels = Texts(
+            places.reshape(num_examples, size),
+            np.full((num_examples, size), -1, np.int32),
+            np.zeros(num_examples, np.float32),
+        )
+        for line, rows in enumerate(bins):
+            for place, row in enumerate(rows):
+                slot, (_, kind, number, score) = slots[row.example], row.label
+                labels.places[slot, kind] = line * num_places + place
+                labels.numbers[slot, kind] = number
+                labels.scores[slot] = score
+        return labels
+
+    def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+        """Returns outputs that prefer nothing."""
+        return np.zeros(num_outputs, np.float32)
+
+    def usual_task(self, num_outputs: int) -> str:
+        return "embeddings"
+
+    def exported(self, logits: jax.Array) -> jax.Array:
+        return logits[:, 0]
+
+
+EMBEDDINGS = Embeddings()
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -98,41 +180,7 @@ def normalized(vectors: jax.Array) -> jax.Array:
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), 1e-24))
 
 
-# Labels
-
-
-def _labels_of_batch(bins: Sequence[Sequence[Any]], num_places: int, num_examples: int) -> Texts:
-    """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
-    slots = {number: slot for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))}
-    size = next(int(row.label[0]) for rows in bins for row in rows)
-    places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)  # unique, in no row
-    labels = Texts(
-        places.reshape(num_examples, size),
-        np.full((num_examples, size), -1, np.int32),
-        np.zeros(num_examples, np.float32),
-    )
-    for line, rows in enumerate(bins):
-        for place, row in enumerate(rows):
-            slot, (_, kind, number, score) = slots[row.example], row.label
-            labels.places[slot, kind] = line * num_places + place
-            labels.numbers[slot, kind] = number
-            labels.scores[slot] = score
-    return labels
-
-
 # Losses: settings, vectors [E, T, K], labels, weights [E] -> sums and weights of the loss, and of the accuracy
-
-
-def _losses(settings: EmbeddingConfig, outputs: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns the loss of whole vectors, or the sum of the losses of several numbers of leading dimensions.
-
-    Source of the latter: Kusupati et al. 2022, "Matryoshka Representation Learning".
-    """
-    vectors = _vectors(outputs, batch)
-    loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (outputs.shape[-1],)
-    results = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
-    total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
-    return results[int(np.argmax(sizes))] | {"loss": (total, results[0]["loss"][1])}
 
 
 def _vectors(outputs: jax.Array, batch: Batch) -> jax.Array:
@@ -273,70 +321,3 @@ LOSSES: dict[str, Callable[[EmbeddingConfig, jax.Array, Texts, jax.Array], dict[
     "cosent": cosent,
     "cosine": squared_cosine,
 }
-
-
-# A teacher's vectors, which may be of another size
-
-
-def _divergence(
-    settings: EmbeddingConfig, outputs: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
-) -> jax.Array:
-    """Returns [E] how far the cosines of vectors, whole and of each leading dimension, are from a teacher's.
-
-    With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
-    squared difference, the mean over the texts of an example.
-    """
-    vectors, target = _vectors(outputs, batch), _vectors(teacher, batch)
-
-    def of_candidates(student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> jax.Array:
-        counts = is_partner | is_other
-        student, target = (jnp.where(counts, scores / temperature, MASKED_SCORE) for scores in (student, target))
-        return class_divergence(student, target)
-
-    def apart(vectors: jax.Array) -> jax.Array:
-        if settings.loss in ("", "infonce"):
-            return _search(settings, batch.labels, of_candidates, vectors, target)
-        student, known = (_cosines(model) / temperature for model in (vectors, target))
-        there = batch.labels.numbers[:, 1:] >= 0
-        return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
-
-    sizes = settings.sizes() or (outputs.shape[-1],)
-    return jnp.sum(jnp.stack([apart(vectors[..., :size]) for size in sizes]), axis=0)
-
-
-def _mean_of(outputs: Sequence[jax.Array]) -> jax.Array:
-    """Returns vectors whose cosines are the mean of those of several models."""
-    return jnp.concatenate([normalized(output) for output in outputs], axis=-1)
-
-
-def _as_set(head: Head, config: TaskConfig) -> Head:
-    """Returns the head that pools, projects and learns as the settings of a task say."""
-    settings = config.embedding
-    if settings in (EmbeddingConfig(), EmbeddingConfig(pooling="mean")):
-        return head
-    return dataclasses.replace(
-        head,
-        parts=("projection",) if settings.projection_size else (),
-        module=partial(Embedding, settings=settings),
-        losses=partial(_losses, settings),
-        divergence=partial(_divergence, settings),
-    )
-
-
-EMBEDDINGS = Head(
-    "sentence_embedding",
-    (),
-    Embedding,
-    weights=lambda batch: (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32),
-    losses=partial(_losses, EmbeddingConfig()),
-    divergence=partial(_divergence, EmbeddingConfig()),
-    mean_of=_mean_of,
-    labels_of_batch=_labels_of_batch,
-    as_set=_as_set,
-    constant=constant_zeros,
-    usual_task=lambda num_outputs: "embeddings",
-    exported=lambda vectors: vectors[:, 0],
-    about_exported="vectors [B, K] of texts.",
-    architecture="BertModel",
-    pipeline="sentence-similarity",
-)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels and outputs in a batch, as several heads have them: where they stand, their losses, constant answers."""
+"""Labels in a batch, as several heads have them: where they stand, and their losses."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,42 +36,6 @@ def label_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
     """Returns cross entropy and accuracy of logits [..., K] for the labels [...]; -1 stands for none."""
     labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
     return {"loss": cross_entropy(logits, labels, weights), "accuracy": accuracy(logits, labels, weights)}
-
-
-def no_sequence_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
-    """Returns zeros [B, M], or [B, M, K] for labels [K] like `label`; float32 if it is of floats, int32 otherwise."""
-    kind = np.asarray(label)
-    return np.zeros((num_rows, num_places, *kind.shape), np.float32 if kind.dtype.kind == "f" else np.int32)
-
-
-def write_sequence_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
-    """Writes the label of a sequence into the labels of its row, [M]."""
-    labels[spot.places] = label
-
-
-def sequence_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
-    """Returns the outputs [K] of a sequence, from those of its row, [M, K]."""
-    return outputs[spot.places.start]
-
-
-def token_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
-    """Returns the outputs [L, K] of the tokens of an example, from those of its row."""
-    return outputs[spot.tokens]
-
-
-def constant_class(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
-    """Returns outputs [K] with the most frequent class first; for a regression the mean of the labels."""
-    if any(np.ndim(label) and np.asarray(label).dtype.kind == "f" for label in labels):  # soft
-        return np.mean(np.stack(labels), axis=0).astype(np.float32)
-    known = np.concatenate([np.ravel(label) for label in labels])
-    if num_outputs == 1:
-        return np.array([known.mean()], np.float32)
-    return most_frequent(known, num_outputs)
-
-
-def constant_zeros(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
-    """Returns outputs that prefer nothing: decoded, the first choice or an empty span."""
-    return np.zeros(num_outputs, np.float32)
 
 
 def most_frequent(classes: np.ndarray, num_outputs: int) -> np.ndarray:

@@ -12,47 +12,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.model.heads.base import Head, Linear
+from bert_jax.model.heads.sequence import Sequences
 from bert_jax.model.losses import Pair
 from bert_jax.model.teaching import class_divergence
 
 
-def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns the mean cross entropy and the mean accuracy over the labels [B, M, K]."""
-    logits, labels = logits.astype(jnp.float32), batch.labels
-    losses = jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
-    right = (logits > 0) == (labels > 0.5)
-    total = jnp.sum(weights)
-    return {
-        "loss": (jnp.sum(losses.mean(axis=-1) * weights), total),
-        "accuracy": (jnp.sum(right.mean(axis=-1) * weights), total),
-    }
+class Multilabel(Sequences):
+    """A classifier of sequences whose classes do not exclude each other."""
+
+    name = "multilabel_classification"
+    about_exported = "logits [B, K], in the order of the labels; the sigmoid of each is its probability."
+    problem_types = ("multi_label_classification",)
+
+    def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+        """Returns the mean cross entropy and the mean accuracy over the labels [B, M, K]."""
+        logits, labels = logits.astype(jnp.float32), batch.labels
+        losses = jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+        right = (logits > 0) == (labels > 0.5)
+        total = jnp.sum(weights)
+        return {
+            "loss": (jnp.sum(losses.mean(axis=-1) * weights), total),
+            "accuracy": (jnp.sum(right.mean(axis=-1) * weights), total),
+        }
+
+    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+        """Returns the mean over the labels of the divergence of their probabilities."""
+        student, target = (jnp.stack([values, jnp.zeros_like(values)], axis=-1) for values in (logits, teacher))
+        return class_divergence(student, target, batch, temperature).mean(axis=-1)
+
+    def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+        """Returns the logits [K] of how often each label is given."""
+        share = np.clip(np.mean(np.stack(labels), axis=0), 1e-6, 1 - 1e-6)
+        return np.log(share / (1 - share)).astype(np.float32)
+
+    def usual_task(self, num_outputs: int) -> str:
+        return "multilabel"
 
 
-def _divergence(outputs: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
-    """Returns the mean over the labels of the divergence of their probabilities."""
-    student, target = (jnp.stack([values, jnp.zeros_like(values)], axis=-1) for values in (outputs, teacher))
-    return class_divergence(student, target, batch, temperature).mean(axis=-1)
-
-
-def _constant(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
-    """Returns the logits [K] of how often each label is given."""
-    share = np.clip(np.mean(np.stack(labels), axis=0), 1e-6, 1 - 1e-6)
-    return np.log(share / (1 - share)).astype(np.float32)
-
-
-MULTILABEL = Head(
-    "multilabel_classification",
-    ("pooler", "classifier"),
-    Linear,
-    losses=_losses,
-    divergence=_divergence,
-    constant=_constant,
-    usual_task=lambda num_outputs: "multilabel",
-    exported=lambda logits: logits[:, 0],
-    about_exported="logits [B, K], in the order of the labels; the sigmoid of each is its probability.",
-    architecture="BertForSequenceClassification",
-    pipeline="text-classification",
-    has_labels=True,
-    problem_types=("multi_label_classification",),
-)
+MULTILABEL = Multilabel()

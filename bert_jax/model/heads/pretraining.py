@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The heads of pre-training, together and each alone: masked language model, next sentence."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ from flax import linen as nn
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.bert import Encoded
-from bert_jax.model.heads.base import Head, Linear
+from bert_jax.model.heads.base import Head, Linear, Model
 from bert_jax.model.parts import Dense, activate, layer_norm
 from bert_jax.model.product import matmul_precision, product
 from bert_jax.settings.model import ModelConfig
@@ -58,39 +57,46 @@ class PretrainingOutput(NamedTuple):
     next_sentence_logits: jax.Array  # [B, M, 2]: 0 the true next sentence, 1 a random one
 
 
-class Words(nn.Module):
+class MaskedWords(Head):
     """The logits [B, P, V padded] of words at the positions to predict. Only these reach the vocabulary."""
 
-    config: ModelConfig
-    num_outputs: int
+    name = "masked_lm"
+    parts = ("mlm",)
+    architecture = "BertForMaskedLM"
+    pipeline = "fill-mask"
 
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        assert batch.mlm_positions is not None, "the batch has no mlm_positions [B, P], the places that are predicted"
+    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        assert batch.mlm_positions is not None, "the batch lacks mlm_positions [B, P], the places that are predicted"
         predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
-        return MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
+        return MaskedLanguageModel(model.config, name="mlm")(predicted, encoded.word_table)
 
 
-_next_sentence = partial(Linear, part="next_sentence", has_dropout=False)
+class NextSentence(Linear):
+    """Whether a sequence's second segment follows the first."""
+
+    name = "next_sentence"
+    parts = ("pooler", "next_sentence")
+    num_outputs = 2
+    has_dropout = False
+    architecture = "BertForNextSentencePrediction"
 
 
-class Pretraining(nn.Module):
+MASKED_LM = MaskedWords()
+NEXT_SENTENCE = NextSentence()
+
+
+class Pretraining(Head):
     """Both."""
 
-    config: ModelConfig
-    num_outputs: int
+    name = "pretraining"
+    parts = ("pooler", "mlm", "next_sentence")
+    num_outputs = 2
+    architecture = "BertForPreTraining"
+    pipeline = "fill-mask"
 
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> PretrainingOutput:
-        assert encoded.pooled is not None
-        words, next_sentence = (kind(self.config, self.num_outputs) for kind in (Words, _next_sentence))
-        nn.share_scope(self, words)
-        nn.share_scope(self, next_sentence)
-        inputs = (encoded, batch, deterministic)
-        return PretrainingOutput(encoded, words(*inputs), next_sentence(*inputs))
+    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> PretrainingOutput:
+        words = MASKED_LM.logits(model, encoded, batch, deterministic)
+        return PretrainingOutput(encoded, words, NEXT_SENTENCE.logits(model, encoded, batch, deterministic))
 
 
-PARTS = ("pooler", "mlm", "next_sentence")
-PRETRAINING = Head("pretraining", PARTS, Pretraining, 2, architecture="BertForPreTraining", pipeline="fill-mask")
-MASKED_LM = Head("masked_lm", ("mlm",), Words, architecture="BertForMaskedLM", pipeline="fill-mask")
-NEXT_SENTENCE = Head("next_sentence", PARTS[::2], _next_sentence, 2, architecture="BertForNextSentencePrediction")
+PRETRAINING = Pretraining()

@@ -4,8 +4,6 @@
 Source: paper, section 5.3 and Table 7; section 5.1 and Table 5 for a BiLSTM that is trained with its encoder.
 """
 
-import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +13,10 @@ from flax import linen as nn
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.model.bert import Encoded
-from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.base import Head, Model
+from bert_jax.model.heads.sequence import Sequences
+from bert_jax.model.heads.spans import Spans
+from bert_jax.model.heads.tokens import Tokens
 from bert_jax.model.parts import Dense, Dropout
 from bert_jax.model.product import in_precision
 from bert_jax.model.sequences import mean_of_sequences
@@ -79,34 +80,47 @@ class Probe(nn.Module):
         return jnp.einsum("W,WBLH->BLH", weights, chosen)
 
 
-class _InPlaceOfAHead(nn.Module):
-    """The module of a head that a probe stands for."""
+class _Probed(Head):
+    """A head with a probe in place of its own parts; the rest is as in the class beside it."""
 
-    model: ModelConfig
-    num_outputs: int
-    config: ProbeConfig
-    pool: bool
+    parts = ("probe",)
+    of_tokens = False  # it reads layers
+    all_layers = True
+    of_sequences: bool = False
 
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def __init__(self, config: ProbeConfig) -> None:
+        self.config = config
+        self.is_frozen = not config.train_encoder
+        self.can_be_packed = config.kind != "bilstm"  # it would run from one example into the next
+
+    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
         assert encoded.layers is not None
-        probe = Probe(self.model, self.config, self.num_outputs, self.pool, name="probe")
+        probe = Probe(model.config, self.config, model.num_outputs, self.of_sequences, name="probe")
         return probe(encoded.layers, batch.sequence_ids, deterministic, batch.cls_positions.shape[1])
+
+
+class ProbedSequences(_Probed, Sequences):
+    """A probe that classifies sequences."""
+
+    of_sequences = True
+
+
+class ProbedTokens(_Probed, Tokens):
+    """A probe that classifies tokens."""
+
+
+class ProbedSpans(_Probed, Spans):
+    """A probe that finds spans."""
+
+
+_PROBED = {kind.name: kind for kind in (ProbedSequences, ProbedTokens, ProbedSpans)}
 
 
 def probed(head: Head, config: ProbeConfig) -> Head:
     """Returns the head with a probe for its parts. Raises: InputError if there are no probes for this head."""
-    if not head.probe:
+    if head.name not in _PROBED:
         raise InputError(
             f"task.probe.features {config.features} with the head {head.name}: probes tag tokens, find spans "
             "and classify sequences; use another task, or fine-tune"
         )
-    return dataclasses.replace(
-        head,
-        parts=("probe",),
-        of_tokens=False,  # it reads layers
-        module=partial(_InPlaceOfAHead, config=config, pool=head.probe == "sequences"),
-        all_layers=True,
-        is_frozen=not config.train_encoder,
-        can_be_packed=config.kind != "bilstm",  # it would run from one example into the next
-    )
+    return _PROBED[head.name](config)

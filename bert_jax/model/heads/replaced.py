@@ -5,12 +5,13 @@ Source: Clark et al. 2020; transformers' modeling_electra.py.
 """
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Encoded
-from bert_jax.model.heads.base import Head
-from bert_jax.model.heads.labels import token_outputs
+from bert_jax.model.heads.base import Head, Model
+from bert_jax.model.heads.labels import Spot
 from bert_jax.model.parts import Dense, activate
 from bert_jax.settings.model import ModelConfig
 
@@ -28,23 +29,20 @@ class Discriminator(nn.Module):
         return Dense(config, 1, "float32", name="output")(hidden)
 
 
-class Replaced(nn.Module):
+class Replaced(Head):
     """The logits [B, L, 1] of all tokens."""
 
-    config: ModelConfig
-    num_outputs: int
+    name = "replaced_tokens"
+    parts = ("discriminator",)
+    num_outputs = 1
+    architecture = "ElectraForPreTraining"
+    family = "electra"
 
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        return Discriminator(self.config, name="discriminator")(encoded.hidden)
+    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        return Discriminator(model.config, name="discriminator")(encoded.hidden)
+
+    def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
+        return outputs[spot.tokens]
 
 
-REPLACED = Head(
-    "replaced_tokens",
-    ("discriminator",),
-    Replaced,
-    num_outputs=1,
-    outputs=token_outputs,
-    architecture="ElectraForPreTraining",
-    family="electra",
-)
+REPLACED = Replaced()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans of tokens that answer a question. Source: google-research/bert run_squad.py, create_model."""
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,21 +10,52 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.heads.base import Head, Linear
-from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses, token_outputs
+from bert_jax.model.heads.base import Linear
+from bert_jax.model.heads.labels import Spot, label_losses
 from bert_jax.model.losses import Pair
 from bert_jax.model.teaching import class_divergence
 
 
-def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns cross entropy and accuracy of the start and of the end, over the tokens of the sequence."""
-    return label_losses(_of_sequences(logits, batch), batch, jnp.broadcast_to(weights[..., None], batch.labels.shape))
+class Spans(Linear):
+    """Two numbers for each token: for the answer to begin and to end there."""
 
+    name = "question_answering"
+    parts = ("span",)
+    num_outputs = 2
+    of_tokens = True
+    has_dropout = False
+    answers = 2
+    has_windows = True
+    most_tokens = "max_query_length"
+    about_exported = "logits [B, L, 2], for the answer to begin and to end at a token."
+    architecture = "BertForQuestionAnswering"
+    pipeline = "question-answering"
 
-def _divergence(logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
-    """Returns the divergence of the start and of the end, added, over the tokens of the sequence."""
-    student, target = (_of_sequences(values / temperature, batch) for values in (logits, teacher))
-    return class_divergence(student, target).sum(axis=-1)
+    def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+        """Returns cross entropy and accuracy of the start and of the end, over the tokens of the sequence."""
+        both = jnp.broadcast_to(weights[..., None], batch.labels.shape)
+        return label_losses(_of_sequences(logits, batch), batch, both)
+
+    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+        """Returns the divergence of the start and of the end, added, over the tokens of the sequence."""
+        student, target = (_of_sequences(values / temperature, batch) for values in (logits, teacher))
+        return class_divergence(student, target).sum(axis=-1)
+
+    def no_labels(self, num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
+        return np.zeros((num_rows, num_places, 2), np.int32)
+
+    def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
+        labels[spot.places] = np.add(label, spot.tokens.start)
+
+    def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
+        return outputs[spot.tokens]
+
+    def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+        """Returns outputs that prefer nothing: decoded, an empty span."""
+        return np.zeros(num_outputs, np.float32)
+
+    def usual_task(self, num_outputs: int) -> str:
+        return "squad1"
 
 
 def _of_sequences(logits: jax.Array, batch: Batch) -> jax.Array:
@@ -34,32 +65,4 @@ def _of_sequences(logits: jax.Array, batch: Batch) -> jax.Array:
     return jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)
 
 
-def _no_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
-    return np.zeros((num_rows, num_places, 2), np.int32)
-
-
-def _write_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
-    labels[spot.places] = np.add(label, spot.tokens.start)
-
-
-SPANS = Head(
-    "question_answering",
-    ("span",),
-    partial(Linear, part="span", of_tokens=True, has_dropout=False),
-    num_outputs=2,
-    answers=2,
-    losses=_losses,
-    divergence=_divergence,
-    no_labels=_no_labels,
-    write_label=_write_label,
-    outputs=token_outputs,
-    constant=constant_zeros,
-    usual_task=lambda num_outputs: "squad1",
-    has_windows=True,
-    of_tokens=True,
-    most_tokens="max_query_length",
-    probe="tokens",
-    about_exported="logits [B, L, 2], for the answer to begin and to end at a token.",
-    architecture="BertForQuestionAnswering",
-    pipeline="question-answering",
-)
+SPANS = Spans()

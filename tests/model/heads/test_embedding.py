@@ -122,7 +122,7 @@ WANTED = RNG.normal(size=(6, 4, 12)).astype(np.float32)  # vectors of another si
 def divergence_of(outputs, teacher, softened=1.0, **settings):
     """Returns how far vectors are from a teacher's, those of each text in a row of its own, [6]."""
     labels = Texts(np.arange(24, dtype=np.int32).reshape(6, 4), NUMBERS, SCORES)
-    head = EMBEDDINGS.as_set(EMBEDDINGS, TaskConfig(embedding=EmbeddingConfig(**settings)))
+    head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(**settings)))
     rows = [jnp.asarray(each).reshape(24, 1, -1) for each in (outputs, teacher)]
     return head.divergence(*rows, Batch(*[None] * 5)._replace(labels=labels), softened)
 

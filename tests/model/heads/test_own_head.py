@@ -12,19 +12,18 @@ from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import batch_of_rows
 
 
-class Largest(nn.Module):
+class Largest(Head):
     """A dense layer on the largest number of each feature over the row."""
 
-    config: object
-    num_outputs: int
+    name = "largest"
+    parts = ("largest",)
 
-    @nn.compact
-    def __call__(self, encoded, batch, deterministic):
-        return nn.Dense(self.num_outputs, name="largest")(encoded.hidden.max(axis=1, keepdims=True))
+    def logits(self, model, encoded, batch, deterministic):
+        return nn.Dense(model.num_outputs, name="largest")(encoded.hidden.max(axis=1, keepdims=True))
 
 
 def test_an_own_head_has_a_loss_and_gradients():
-    head = Head("largest", ("largest",), Largest)
+    head = Largest()
     params = init_params(tiny_model(), jax.random.key(0), head, 3)
     assert set(params) == {"encoder", "largest"} and "pooler" not in params["encoder"]
     row = Row(0, np.arange(5, 9, dtype=np.int32), np.zeros(4, np.uint8), (4,), 2)
