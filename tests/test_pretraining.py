@@ -234,11 +234,20 @@ def test_a_limit_of_predictions_that_no_sequence_reaches_may_change(finished, to
         ),
     ],
 )
-def test_the_share_that_is_predicted_is_told(toy_data, tmp_path, capsys, limit, told):
-    """And a warm-up that is longer than the run."""
+def test_the_share_that_is_predicted_is_told(toy_data, tmp_path, capsys, monkeypatch, limit, told):
+    """And a warm-up that is longer than the run, before its first step."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_):
+        raise Stopped
+
+    monkeypatch.setattr("bert_jax.training.train.train_loop", stop)
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
     masking = MaskingConfig(max_predictions=limit)
-    train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=masking, optimizer=optimizer), tmp_path / "run")
+    with pytest.raises(Stopped):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=masking, optimizer=optimizer), tmp_path / "run")
     lines = capsys.readouterr().err
     assert told in lines
     assert "warning: warm-up takes 100 steps and the schedule ends after" in lines

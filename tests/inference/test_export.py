@@ -55,17 +55,23 @@ def test_a_row_of_one_token(tmp_path, family, head):
     bert = model_of(CONFIGS[family], head)
     call = served(bert, tmp_path / "served")
     more = [np.zeros((1, 1), np.int32)] if head == "masked_lm" else []
+
+    @jax.jit
+    def outputs(batch):
+        logits = forward(bert.config, bert.params, batch, HEADS[head], None, len(bert.labels))
+        return logits, encode(bert.config, bert.params, batch).hidden
+
     for ids in ([2], [57]):
         alone, padded = (call(*row_of(ids, length), *more) for length in (1, 7))
         one = np.zeros((1, 1), np.int32)
         batch = Batch(*row_of(ids), one, np.ones((1, 1), np.float32), mlm_positions=one)
-        logits = forward(bert.config, bert.params, batch, HEADS[head], None, len(bert.labels))
+        logits, hidden = outputs(batch)
         expected = np.asarray(logits, np.float32)[..., : 203 if more else None]
         assert np.isfinite(alone["logits"]).all()
         np.testing.assert_allclose(alone["logits"].reshape(-1), expected.reshape(-1), atol=2e-5)
         if more:
             np.testing.assert_allclose(alone["hidden"], padded["hidden"][:, :1], atol=2e-5)
-            np.testing.assert_allclose(alone["hidden"], encode(bert.config, bert.params, batch).hidden, atol=2e-5)
+            np.testing.assert_allclose(alone["hidden"], hidden, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))

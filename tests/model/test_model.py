@@ -263,7 +263,7 @@ def plain_gradient():
 
 
 @pytest.mark.parametrize(
-    "change", [{"unroll": 1}, {"remat": "full"}, pytest.param({"remat": "dots"}, marks=pytest.mark.slow)]
+    "change", [{"unroll": 2}, {"remat": "full"}, pytest.param({"remat": "dots"}, marks=pytest.mark.slow)]
 )
 def test_scan_and_remat_change_nothing(plain_gradient, change):
     other = gradient_with_dropout(**change)

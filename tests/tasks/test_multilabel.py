@@ -19,7 +19,7 @@ from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.sequence import SEQUENCES
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
 from bert_jax.tasks import scores
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.labels import ClassifyExample
@@ -207,7 +207,7 @@ def topics(path, num_rows, seed, soft=False):
 def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
     topics(tmp_path / "train.jsonl", 200, 0)
     topics(tmp_path / "dev.jsonl", 60, 1)
-    config = topics_run(tmp_path, make_pretrained(tmp_path))
+    config = topics_run(tmp_path, make_pretrained(tmp_path), train=FinetuneTrainConfig(num_epochs=6.0))
     config = dataclasses.replace(config, task=TaskConfig(name="multilabel", max_seq_length=24))
     result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert result.metrics["micro_f1"] > 0.9 > result.constant["micro_f1"]
