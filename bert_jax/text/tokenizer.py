@@ -159,9 +159,10 @@ class Tokenizer:
 
         Hugging Face's BertTokenizer reads the files of WordPiece, AutoTokenizer those of a tokenizer.json.
         """
-        with writing.atomic_path(f"{directory}/{self.pieces.file_name}") as temporary:
+        folder = str(directory).rstrip("/")  # a path or a URL
+        with writing.atomic_path(f"{folder}/{self.pieces.file_name}") as temporary:
             temporary.write_bytes(self.pieces.content)
-        writing.write_json(f"{directory}/{SETTINGS}", self.settings)
+        writing.write_json(f"{folder}/{SETTINGS}", self.settings)
 
     @property
     def settings(self) -> JsonObject:
