@@ -153,7 +153,7 @@ def _check_data() -> None:
 
 def _bench_of_model(config: PretrainConfig) -> "Bench":
     from benchmarks import contenders as bench
-    from bert_jax.text.tokenizer import load_tokenizer
+    from bert_jax.tokenizing import load_tokenizer
 
     precisions = PRECISIONS.value or [config.model.compute_dtype]
     steps, size = STEPS.value or 8, config.data.batch_size
@@ -200,7 +200,7 @@ def _model(config: PretrainConfig) -> Any:
     if config.model.vocab_size:
         return config.model
     from bert_jax.data.records import open_dataset
-    from bert_jax.text.tokenizer import load_tokenizer
+    from bert_jax.tokenizing import load_tokenizer
 
     tokenizer = load_tokenizer(open_dataset(config.data.path, verify=False).tokenizer_path)
     return dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size)

@@ -40,7 +40,8 @@ from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Split, inference_layouts, make_inference, make_split, predict_split
 from bert_jax.tasks.layouts import Limits, eval_layouts, sizes_of
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.training import flops
 from bert_jax.training.phases import resolve
 from bert_jax.training.program import Program

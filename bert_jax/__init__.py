@@ -33,7 +33,7 @@ _HOMES = {
     "init_params": "model.objective:init_params",
     "load_predictor": "inference.predict:load_predictor",
     "load_pretrained": "checkpoints.pretrained:load_pretrained",
-    "load_tokenizer": "text.tokenizer:load_tokenizer",
+    "load_tokenizer": "tokenizing:load_tokenizer",
     "make_batch": "text.fitting:make_batch",
     "pretrain": "pretraining:pretrain",
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
@@ -94,7 +94,8 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.settings.pretraining import PretrainConfig
     from bert_jax.tasks.base import Row, Rows, Task
     from bert_jax.text.fitting import make_batch
-    from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+    from bert_jax.text.tokenizer import Tokenizer
+    from bert_jax.tokenizing import load_tokenizer
 else:  # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
 
     def __getattr__(name):

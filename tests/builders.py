@@ -35,7 +35,8 @@ from bert_jax.settings.pretraining import (
     ReportConfig,
     TrainConfig,
 )
-from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.tokenizer import wordpiece_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.training.step import TrainState, abstract_state, init_state
 
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5

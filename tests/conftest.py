@@ -64,7 +64,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def tokenizer(repository) -> "Tokenizer":
     """The WordPiece tokenizer of the fixtures, for tests that make none."""
-    from bert_jax.text.tokenizer import load_tokenizer
+    from bert_jax.tokenizing import load_tokenizer
 
     return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
 

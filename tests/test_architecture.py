@@ -25,15 +25,18 @@ from bert_jax.tools.main import NAMES
 # of that room names. The order within a line counts too.
 RANKS: Sequence[str] = """
     version errors storage.* settings.* batch devices.*
-    text.* data.* data.pipeline data.beam
+    text.* tokenizing data.* data.pipeline data.beam
     model.* checkpoints.* training.* tasks.*
     pretraining finetuning inference.* sweep plan.*
     tools.* __main__ train.py finetune.py
 """.split()
 
+# What a tokenizer's files mean is a function of their contents; they are read in `tokenizing`.
+TEXT_MAY_IMPORT: Sequence[str] = ("storage.protobuf", "storage.writing")
+
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
-    __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* data.* tasks.*
+    __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* tokenizing data.* tasks.*
     training.report training.boards training.shown training.goodput training.curves training.flops
     inference.minimal_pairs
 """.split()
@@ -128,6 +131,8 @@ TESTS_ELSEWHERE = {
     "tasks.labels": "tasks/test_classify.py",
     "tasks.texts": "tasks/test_classify.py",
     "text.bert_json": "text/test_tokenizer_json.py",
+    "text.tokenizer_files": "text/test_hf_classes.py",
+    "tokenizing": "text/test_tokenizer.py",
     "text.wordpiece": "text/test_tokenizer.py",
     "text.words": "text/test_tokenizer.py",
     "tools.compare_runs": "end_to_end/test_finetune_commands.py",
@@ -285,6 +290,8 @@ def _check_order(where: str, rank: str, target: str) -> list[str]:
         )
     if target_rank is None:
         return [f"{where}: bert_jax.{target} has no rank, or does not exist"]
+    if rank == "text.*" and target.startswith("storage.") and target not in TEXT_MAY_IMPORT:
+        return [f"{where}: text reads no file; hand it bytes or a parsed value (see bert_jax/tokenizing.py)"]
     siblings = rank == target_rank and rank.endswith(".*")
     if siblings or RANKS.index(target_rank) < RANKS.index(rank):
         return []

@@ -20,7 +20,7 @@ from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.storage.files import zstd
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 WORDS = [left + right for left in "ba be bi do du ka".split() for right in "la lo ra ro sa ta".split()]
 OPTIONS = PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1, shards=2)

@@ -83,7 +83,8 @@ class Bundle:
                     f"{path} does not exist, and {index_path(prefix)} names {self._num_shards} files of data; copy it"
                     " beside the index"
                 )
-            size = path.stat().st_size
+            with files.opened(path) as stream:
+                size = os.fstat(stream.fileno()).st_size
             end, name = ends.get(shard, (0, ""))
             if size < end:
                 raise InputError(

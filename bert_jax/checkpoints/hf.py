@@ -30,9 +30,11 @@ from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.settings.rules import Values, from_dict, to_dict
 from bert_jax.storage import files, writing
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.places import AnyPath
 from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import read_tokenizer_files
 
 _OF_TASKS = "task_specific_params"  # transformers' option for settings of a task
 _MULTILABEL = "multilabel"  # of our tasks
@@ -59,31 +61,31 @@ _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model
           "tokenizer_config.json", "added_tokens.json", *EXTRAS]  # fmt: skip
 
 
-def load_hf(directory: Path) -> Imported:
+def load_hf(folder: Folder) -> Imported:
     """Returns the BERT, or the relative, in a directory of Hugging Face's.
 
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
-    where = directory / "config.json"
-    check_whole(directory)
-    if not where.exists():
-        raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
-    settings = files.read_object(where)
+    where = folder / "config.json"
+    check_whole(folder)
+    if "config.json" not in folder:
+        raise InputError(f"{folder.path} has no config.json, which says what its tensors mean; copy it as well")
+    settings = folder.object("config.json")
     config = model_config(settings, where)
-    tokenizer, notes = load_hf_tokenizer(directory)
+    tokenizer, notes = load_hf_tokenizer(read_tokenizer_files(folder))
     check_vocabulary(tokenizer, config.vocab_size, where)
     if config.type_vocab_size > 1 and not tokenizer.template.second_type:
         notes.append(
             "the second text of a pair has the type 0, as the class and the files of the tokenizer say; transformers "
             "has types only if model_input_names in tokenizer_config.json, or the class, names token_type_ids"
         )
-    notes += find_extras(directory)
+    notes += find_extras(folder)
     known = settings["architectures"] if isinstance(settings.get("architectures"), list) else []
     declared = next((head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None)
     kind = class_of(declared, config.family) if declared else ""
-    with open_weights(directory, config.family, kind) as (name, shapes, read):
+    with open_weights(folder, config.family, kind) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name, kind)
-    if pipeline := read_pipeline(directory, config, tokenizer.lowercase):
+    if pipeline := read_pipeline(folder, config, tokenizer.lowercase):
         notes += [*pipeline.notes, *find_not_finite(params, name)]
         whole, settings = params | pipeline.params, to_dict(pipeline.settings)
         return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings)
@@ -118,7 +120,7 @@ def load_hf(directory: Path) -> Imported:
     own = _task_settings(settings, head, params, config.max_positions, where)
     if head is SEQUENCES and not problem:
         num_outputs = params["classifier"]["bias"].shape[0]
-        reranker, more = read_reranker(directory, settings, config, tokenizer.lowercase, num_outputs)
+        reranker, more = read_reranker(folder, settings, config, tokenizer.lowercase, num_outputs)
         notes += more
         own = own if reranker is None else to_dict(reranker)
     return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem, own)
@@ -282,7 +284,7 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     return config
 
 
-def fetch(url: str) -> Path:
+def fetch(url: str) -> Folder:
     """Returns a local copy of the files of a model at hf://ORG/NAME or hf://ORG/NAME@REVISION.
 
     Raises: InputError if huggingface_hub is not installed, or if it cannot get the files.
@@ -290,21 +292,24 @@ def fetch(url: str) -> Path:
     name, _, revision = url.removeprefix("hf://").partition("@")
     huggingface_hub = import_hub(url)
 
-    def download(*more: str) -> Path:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=[*_FILES, *more]))
+    def download(*more: str) -> Folder:
+        patterns = [*_FILES, *more]
+        return open_folder(
+            Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        )
 
     try:
-        directory = download()
-        if not any((directory / file).exists() for file in (WEIGHTS, INDEX)):
-            check_whole(directory)
+        folder = download()
+        if WEIGHTS not in folder and INDEX not in folder:
+            check_whole(folder)
             import_torch(url)
-            directory = download("pytorch_model*.bin", f"{PICKLE}.index.json")
+            folder = download("pytorch_model*.bin", f"{PICKLE}.index.json")
     except InputError:
         raise
     except (OSError, ValueError) as error:  # its errors are one or the other
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(f"cannot get {url}: {reason}; check the name and the network") from None
-    return directory
+    return folder
 
 
 def _problem(settings: Mapping[str, object], head: Head, params: Params) -> str:

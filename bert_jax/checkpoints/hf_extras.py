@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other files in a Hugging Face directory, beside a model or in its place: reported by what they are, with the fix."""
 
+import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import read_object
+from bert_jax.storage.folder import Folder
 
 MODULES, ADAPTER = "modules.json", "adapter_config.json"
 EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER]  # of the hub
@@ -17,29 +18,30 @@ _PREFIXES = ("model.", "module.", "_orig_mod.", "0.auto_model.")
 _OF_PEFT = "base_model.model."
 
 
-def check_whole(directory: Path) -> None:
+def check_whole(folder: Folder) -> None:
     """Raises: InputError if a directory has an adapter or a variant of a model, or the model in a folder of its own."""
-    whole = any(re.fullmatch(r"(pytorch_)?model[^.]*\.(safetensors|bin)", path.name) for path in directory.glob("*"))
-    if (directory / ADAPTER).exists() and not whole:
-        base = read_object(directory / ADAPTER).get("base_model_name_or_path")
+    tensors = [name for name in folder.matching("*model*.*") if name.endswith((".safetensors", ".bin"))]
+    whole = any(re.fullmatch(r"(pytorch_)?model[^.]*\.\w+", name) for name in tensors)
+    if ADAPTER in folder and not whole:
+        base = folder.object(ADAPTER).get("base_model_name_or_path")
         raise InputError(
-            f"{directory} is an adapter of PEFT, which changes the model {shown(base)}; merge them, in Python "
+            f"{folder.path} is an adapter of PEFT, which changes the model {shown(base)}; merge them, in Python "
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER), and give OTHER"
         )
-    variants = sorted(path.name for path in directory.glob("*model.*.*") if path.suffix in (".safetensors", ".bin"))
+    variants = fnmatch.filter(tensors, "*model.*.*")
     if variants and not whole:
         kind = variants[0].split(".")[1].partition("-")[0]
         raise InputError(
-            f"{directory} has {variants[0]}, the variant {kind} of a model, and no model.safetensors; rename it so if "
-            "it is a single file, or get the model without a variant"
+            f"{folder.path} has {variants[0]}, the variant {kind} of a model, and no model.safetensors; rename it so "
+            "if it is a single file, or get the model without a variant"
         )
-    if (inner := directory / "0_Transformer").is_dir() and not whole:
-        raise InputError(f"{directory} is of sentence-transformers, with the model in a folder; give {inner}")
-    modules = directory / MODULES
-    text = modules.read_text("utf-8", "replace") if modules.exists() else ""
-    kinds = re.findall(r'"type": *"(?:[^"]*\.)?(\w+)"', text)
-    if kinds and kinds[0] != "Transformer":
-        raise InputError(f"{modules} has the module {kinds[0]}, which cannot be computed here; a Transformer can")
+    if "0_Transformer" in folder.names and not whole:
+        inner = folder / "0_Transformer"
+        raise InputError(f"{folder.path} is of sentence-transformers, with the model in a folder; give {inner}")
+    modules = folder.json(MODULES) if MODULES in folder else None
+    first = modules[0].get("type") if isinstance(modules, list) and modules and isinstance(modules[0], dict) else None
+    if isinstance(first, str) and (kind := first.rpartition(".")[2]) != "Transformer":
+        raise InputError(f"{folder / MODULES} has the module {kind}, which cannot be computed here; a Transformer can")
 
 
 def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool], where: Path) -> str:
@@ -61,14 +63,14 @@ def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool
     return before
 
 
-def find_extras(directory: Path) -> list[str]:
+def find_extras(folder: Folder) -> list[str]:
     """Returns notes about files that are not used here: an adapter, and the classifier of SetFit."""
     notes = []
-    if (directory / ADAPTER).exists():
-        notes.append(f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
-    if (directory / _HEAD_OF_SETFIT).exists():
+    if ADAPTER in folder:
+        notes.append(f"{folder / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
+    if _HEAD_OF_SETFIT in folder:
         notes.append(
-            f"{directory / _HEAD_OF_SETFIT}: a classifier of SetFit lies beside the model, and is not read, since a "
+            f"{folder / _HEAD_OF_SETFIT}: a classifier of SetFit lies beside the model, and is not read, since a "
             "pickle could run any code: only the encoder is there; fine-tune a classifier on the same examples"
         )
     return notes

@@ -20,7 +20,8 @@ from bert_jax.checkpoints.families import FAMILIES, table_of
 from bert_jax.checkpoints.hf_extras import find_prefix
 from bert_jax.checkpoints.names import Arrays, canonical_names
 from bert_jax.errors import InputError, no_panic
-from bert_jax.storage import files, schema, writing
+from bert_jax.storage import schema, writing
+from bert_jax.storage.folder import Folder
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 _METADATA = {"format": "pt"}  # without it older versions of transformers refuse the file
@@ -28,30 +29,31 @@ _METADATA = {"format": "pt"}  # without it older versions of transformers refuse
 
 @contextlib.contextmanager
 def open_weights(
-    directory: Path, family: str = "bert", kind: str = ""
+    folder: Folder, family: str = "bert", kind: str = ""
 ) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
     """Yields the file (for messages), {name: shape} of all tensors, and a function that reads a tensor.
 
     `family` and `kind`, the class of the model if known, determine which tensors repeat others; these are left out.
     """
-    whole, index = directory / WEIGHTS, directory / INDEX
-    strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
-    if whole.exists() and (index.exists() or strays):
+    strays = folder.matching("model-*-of-*.safetensors")
+    others = [INDEX] if INDEX in folder else strays
+    if WEIGHTS in folder and others:
         raise InputError(
-            f"{directory} has both {WEIGHTS} and shards ({index.name if index.exists() else strays[0]}), which may be "
-            "of two models; remove one of them"
+            f"{folder.path} has both {WEIGHTS} and shards ({others[0]}), which may be of two models; remove one of them"
         )
-    if strays and not index.exists():
-        raise InputError(f"{directory} has shards such as {strays[0]} and no {INDEX} that lists them; copy it as well")
+    if strays and INDEX not in folder:
+        raise InputError(
+            f"{folder.path} has shards such as {strays[0]} and no {INDEX} that lists them; copy it as well"
+        )
     with contextlib.ExitStack() as stack:
-        if index.exists() or whole.exists():
-            files = _open_shards(directory, stack) if index.exists() else {whole: _open(whole, stack)}
-            name = index if index.exists() else whole
-            homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
+        if INDEX in folder or WEIGHTS in folder:
+            name = folder / (INDEX if INDEX in folder else WEIGHTS)
+            streams = _open_shards(folder, stack) if INDEX in folder else [_open(folder, WEIGHTS, stack)]
+            homes = {tensor: stream for stream in streams for tensor in stream.keys()}
             shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
             read: Callable[[str], np.ndarray] = lambda tensor: _read(homes[tensor], tensor, name)  # noqa: E731
         else:
-            name, arrays = _load_pickles(directory)
+            name, arrays = _load_pickles(folder)
             shapes, read = {key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__
         prefix = find_prefix(shapes, functools.partial(_has_words, family, name), name)
         shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
@@ -64,14 +66,13 @@ def _has_words(family: str, where: Path, names: Iterable[str]) -> bool:
     return words in canonical_names(names, "hf", where, family)
 
 
-def read_tensors(directory: Path) -> Arrays:
+def read_tensors(folder: Folder) -> Arrays:
     """Returns the tensors of a single file of a directory, such as those of a module beside a model."""
-    path = directory / WEIGHTS
-    if not path.exists():
-        return _load_pickles(directory)[1]
+    if WEIGHTS not in folder:
+        return _load_pickles(folder)[1]
     with contextlib.ExitStack() as stack:
-        stream = _open(path, stack)
-        return {name: _read(stream, name, path) for name in stream.keys()}
+        stream = _open(folder, WEIGHTS, stack)
+        return {name: _read(stream, name, folder / WEIGHTS) for name in stream.keys()}
 
 
 def _read(stream: Any, tensor: str, where: Path) -> np.ndarray:
@@ -119,7 +120,8 @@ def _save(arrays: Arrays, path: Path) -> None:
         raise writing.cannot_write(path, error) from error
 
 
-def _open(path: Path, stack: contextlib.ExitStack) -> Any:
+def _open(folder: Folder, name: str, stack: contextlib.ExitStack) -> Any:
+    path = folder.large(name)
     try:
         with no_panic():
             return stack.enter_context(safetensors.safe_open(path, framework="np"))
@@ -127,47 +129,46 @@ def _open(path: Path, stack: contextlib.ExitStack) -> Any:
         raise InputError(f"{path} is truncated or damaged ({error}); copy it again") from None
 
 
-def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[Path, Any]:
+def _open_shards(folder: Folder, stack: contextlib.ExitStack) -> list[Any]:
     """Returns the open shards. Raises: InputError if one is missing, or its tensors differ from the index."""
-    index = directory / INDEX
-    homes = _weight_map(index)
-    files = {}
+    homes = _weight_map(folder, INDEX)
+    streams = []
     for name in sorted(set(homes.values())):
-        path = directory / name
-        if path.parent != directory or not path.exists():
-            raise InputError(f"{index} names a shard {name} that is not in the directory; copy it as well")
-        files[path] = _open(path, stack)
+        if name not in folder:
+            raise InputError(f"{folder / INDEX} names a shard {name} that is not in the directory; copy it as well")
+        streams.append(_open(folder, name, stack))
         expected = {tensor for tensor, home in homes.items() if home == name}
-        different = sorted(expected ^ set(files[path].keys()))
+        different = sorted(expected ^ set(streams[-1].keys()))
         if different:
             raise InputError(
-                f"{path} and {index.name} differ about {different[0]} and {len(different) - 1} other tensors; they are "
-                "of two models or of two ways to divide one, so copy all shards and the index from one place"
+                f"{folder / name} and {INDEX} differ about {different[0]} and {len(different) - 1} other tensors; they "
+                "are of two models or of two ways to divide one, so copy all shards and the index from one place"
             )
-    return files
+    return streams
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _weight_map(folder: Folder, index: str) -> dict[str, str]:
     """Returns {tensor: name of the file that has it}."""
-    content = files.read_json(index)
+    content, where = folder.json(index), folder / index
     homes = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(homes, dict) or not homes:
-        raise InputError(f"{index} has no weight_map, so nothing says which file holds which tensor; copy it again")
-    schema.check(homes, schema.map_of(schema.file_name), f"{index}: weight_map", "copy it again")
+        raise InputError(f"{where} has no weight_map, so nothing says which file holds which tensor; copy it again")
+    schema.check(homes, schema.map_of(schema.file_name), f"{where}: weight_map", "copy it again")
     return homes
 
 
-def _load_pickles(directory: Path) -> tuple[Path, Arrays]:
+def _load_pickles(folder: Folder) -> tuple[Path, Arrays]:
     """Returns the tensors of pytorch_model.bin, through torch's loader that runs no code."""
-    path, index = directory / PICKLE, directory / f"{PICKLE}.index.json"
-    if not path.exists() and not index.exists():
-        raise InputError(f"{directory} has no {WEIGHTS}, no {INDEX} and no {PICKLE}; copy the one that it came with")
+    path, index = folder / PICKLE, f"{PICKLE}.index.json"
+    if PICKLE not in folder and index not in folder:
+        raise InputError(f"{folder.path} has no {WEIGHTS}, no {INDEX} and no {PICKLE}; copy the one that it came with")
     torch = import_torch(path)
-    names = sorted(set(_weight_map(index).values())) if index.exists() else [path.name]
+    names = sorted(set(_weight_map(folder, index).values())) if index in folder else [PICKLE]
     arrays: Arrays = {}
     for name in names:
+        file = folder.large(name)
         try:
-            tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
             for key, tensor in tensors.items():
                 if not isinstance(key, str):
                     raise TypeError(f"the name of a tensor is {key!r:.40}, which is no text")
@@ -175,9 +176,7 @@ def _load_pickles(directory: Path) -> tuple[Path, Arrays]:
                 arrays[key] = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
         except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise InputError(
-                f"{directory / name} is damaged or holds more than tensors ({reason}); copy it again"
-            ) from None
+            raise InputError(f"{file} is damaged or holds more than tensors ({reason}); copy it again") from None
     return path, arrays
 
 

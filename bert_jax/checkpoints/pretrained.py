@@ -32,13 +32,15 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
 from bert_jax.storage import schema
-from bert_jax.storage.files import JsonObject, check_fetched, read_json
+from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.places import AnyPath, Place, check_no_pattern, is_taken, to_place
 from bert_jax.storage.resolve import Resolved, is_hub, resolve, revision_path
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.fitting import batch_of, filled, fit_texts, padded_length, rows_of, tell_cut
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import read_tokenizer
 
 
 class Encodings(NamedTuple):
@@ -200,9 +202,11 @@ def read_pretrained(source: Resolved) -> Pretrained:
     """Like `load_pretrained`, but without a warning: for callers that show the notes, or predict."""
     if source.format == "bert_jax":
         return _load_own(source)
-    directory = fetch(source.given) if is_hub(source.given) else source.on_this_machine()
-    check_fetched(directory if directory.is_dir() else directory.parent)
-    imported = load_hf(directory) if source.format == "hf" else load_tf1(directory)
+    folder = fetch(source.given) if is_hub(source.given) else source.folder()
+    if source.format == "hf":
+        imported = load_hf(folder)
+    else:
+        imported = load_tf1(folder, "" if source.place == folder.path else source.place.name)
     params, settings = jax.tree.map(jax.numpy.asarray, imported.params), dict(imported.task_settings)
     return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})
 
@@ -224,17 +228,19 @@ def _load_own(source: Resolved) -> Pretrained:
     """Returns a model in our format. Only small files of a work directory in an object store are copied here."""
     is_model = source.expect("model") == "model"
     if isinstance(source.place, Path):
-        return _load_directory(source.place, None if is_model else source.place)
-    folder = local_directory(source.place, () if is_model else ("config.json", "tokenizer/"))
+        return _load_directory(source.folder(), None if is_model else source.place)
+    folder = open_folder(local_directory(source.place, () if is_model else ("config.json", "tokenizer/")))
     try:
         return _load_directory(folder, None if is_model else source.place)
     except InputError as error:
-        raise type(error)(str(error).replace(str(folder), str(source.place))) from None
+        raise type(error)(str(error).replace(str(folder.path), str(source.place))) from None
 
 
-def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
+def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
     """Returns the model in a directory, or with its parameters from the newest checkpoint of a work directory."""
-    about = schema.read_record(path / "config.json", _ABOUT, "it is damaged, or was not written here")
+    path, where = folder.path, folder / "config.json"
+    about = folder.json("config.json")
+    schema.check(about, _ABOUT, where, "it is damaged, or was not written here")
     try:
         drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")
@@ -242,9 +248,9 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         if not config.vocab_size:
             raise InputError("model.vocab_size is 0 or missing, and a trained model has words; copy the file again")
     except InputError as error:
-        raise InputError(f"{path / 'config.json'}: {error}") from None
+        raise InputError(f"{where}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
-    tokenizer = load_tokenizer(path / "tokenizer")
+    tokenizer = read_tokenizer(folder.inside("tokenizer"))
     fingerprint = tokenizer.fingerprint
     _check_tokenizer(path, fingerprint, about.get("tokenizer"))
     if task == TOKENS.name and about.get("task_settings"):  # models of version 0.3 had the blank without saying so
@@ -253,7 +259,7 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         problem = find_damage(path)
         if problem:
             raise InputError(f"{path} is damaged: {problem}; copy or export it again")
-        arrays = read_json(path / SEAL)["arrays"]
+        arrays = folder.json(SEAL)["arrays"]
         abstract = _abstract(path, config, task, arrays)
         params = restore_tree(path / "params", abstract, alone=True)
         trained = about.get("trained", {})
@@ -266,9 +272,7 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
     num_classes = len(params["classifier"]["bias"]) if "classifier" in params and task in HEADS else len(labels)
     if labels and len(labels) != num_classes:
-        raise InputError(
-            f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; correct labels"
-        )
+        raise InputError(f"{where} names {len(labels)} classes, and the classifier has {num_classes}; correct labels")
     rest = {"task_settings": about.get("task_settings", {}), "trained": trained, "problem": about.get("problem", "")}
     return Pretrained(config, params, tokenizer, task, tuple(labels), **rest)
 

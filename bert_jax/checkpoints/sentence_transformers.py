@@ -23,7 +23,8 @@ from bert_jax.model.objective import Params
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage import schema
-from bert_jax.storage.files import JsonObject, check_fetched, read_json, read_object
+from bert_jax.storage.files import JsonObject
+from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.writing import write_json
 
 _ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -71,21 +72,19 @@ class Pipeline(NamedTuple):
     notes: list[str]
 
 
-def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipeline | None:
+def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeline | None:
     """Returns the modules around a model in a directory; None if there are none. `lowercase` is its tokenizer's.
 
     Symbolic links are followed, also out of the directory: the hub's own cache consists of them.
 
     Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
-    home = directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
-    path = home / MODULES
-    if not path.exists():
+    home = open_folder(folder.path.parent) if re.fullmatch(r"\d+_Transformer", folder.path.name) else folder
+    if MODULES not in home:
         return None
-    check_fetched(home)
-    about = read_object(home / _ABOUT)
+    about = home.object(_ABOUT)
     model_type = about.get("model_type")
-    folders = _folders(path, directory, is_reranker=model_type == "CrossEncoder")
+    folders = _folders(home, folder, is_reranker=model_type == "CrossEncoder")
     if not folders:
         return None
     if model_type not in (None, "SentenceTransformer"):
@@ -97,7 +96,7 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
     kept = about.get("truncate_dim")
     if kept is not None and (type(kept) is not int or kept < 1):
         raise InputError(f"{home / _ABOUT}: truncate_dim {shown(kept)} is not a number of dimensions; correct it")
-    poolings = _poolings(folders["Pooling"] / "config.json", any(prompts.values()))
+    poolings = _poolings(folders["Pooling"], any(prompts.values()))
     size = model.hidden_size * len(poolings)
     dense, params = _dense(folders["Dense"], size) if "Dense" in folders else ({}, {})
     if params:
@@ -106,17 +105,20 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
     embedding = EmbeddingConfig(**options)
     if kept is not None and kept < embedding.vector_size(model.hidden_size):
         embedding = dataclasses.replace(embedding, kept_dimensions=kept)
-    _check_transformer(directory)
-    length = _length(directory, model, lowercase)
+    _check_transformer(folder)
+    length = _length(folder, model, lowercase)
     return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
 
 
-def _folders(path: Path, directory: Path, is_reranker: bool) -> dict[str, Path]:
-    """Returns the folder of each module by its kind; {} for a reranker, a model with a head as others are."""
-    modules = read_json(path)
+def _folders(home: Folder, of_model: Folder, is_reranker: bool) -> dict[str, Folder]:
+    """Returns the folder of each module by its kind, one without files where there is none.
+
+    It is {} for a reranker, a model with a head as others are.
+    """
+    path, modules = home / MODULES, home.json(MODULES)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise InputError(f"{path} is not a list of modules; copy it again, or remove it to use the model alone")
-    folders: list[tuple[str, Path]] = []
+    places: list[tuple[str, str]] = []
     for module in modules:
         own, place = re.fullmatch(_OWN, str(module.get("type"))), module.get("path")
         if own is None or own[1] not in _KINDS:
@@ -126,33 +128,33 @@ def _folders(path: Path, directory: Path, is_reranker: bool) -> dict[str, Path]:
             raise InputError(
                 f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory; correct it"
             )
-        folders.append((own[1], path.parent / place))
-    kinds = [kind for kind, _ in folders if kind != "Dropout"]  # which does nothing after training
+        places.append((own[1], place))
+    kinds = [kind for kind, _ in places if kind != "Dropout"]  # which does nothing after training
     if kinds[:1] == ["Transformer"]:
-        inner = folders[0][1]
-        if not (inner.is_dir() and os.path.samefile(inner, directory)):
-            raise InputError(f"{path} has its Transformer in {inner}, not here; give that folder, or correct the path")
+        inner = home.inside(places[0][1])
+        if not (inner is of_model or (inner.names and os.path.samefile(inner.path, of_model.path))):
+            raise InputError(
+                f"{path} has its Transformer in {inner.path}, not here; give that folder, or correct the path"
+            )
     if kinds == ["Transformer"] and is_reranker:
         return {}
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
         what = f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
         raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
-    found = dict(folders)
-    for kind in ("Pooling", "Dense"):
-        if kind in found and not os.path.exists(where := found[kind] / "config.json"):
-            raise InputError(f"{path} names {where.parent.name} for {kind}, and there is no {where}; copy it as well")
-    for folder in found.values():
-        if os.path.isdir(folder):
-            check_fetched(folder)
-        about = read_object(folder / "config.json") if folder != directory else {}
+    found = {kind: home.inside(place) for kind, place in places}
+    for kind, folder in found.items():
+        where = folder / "config.json"
+        if kind in ("Pooling", "Dense") and "config.json" not in folder:
+            raise InputError(f"{path} names {folder.path.name} for {kind}, and there is no {where}; copy it as well")
+        about = {} if kind == "Transformer" else folder.object("config.json")
         for option in _NAMES_OF_FEATURES:
             if (value := about.get(option)) not in (None, _SENTENCE):
-                raise InputError(f"{folder / 'config.json'}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+                raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
     return found
 
 
 def read_reranker(
-    directory: Path, settings: JsonObject, model: ModelConfig, lowercase: bool, num_outputs: int
+    folder: Folder, settings: JsonObject, model: ModelConfig, lowercase: bool, num_outputs: int
 ) -> tuple[TaskConfig | None, list[str]]:
     """Returns the task of a reranker with one output, if it is not the usual one, and notes.
 
@@ -161,7 +163,7 @@ def read_reranker(
 
     Raises: InputError for an activation that cannot be computed here.
     """
-    about = read_object(directory / _ABOUT) if (directory / MODULES).exists() else {}
+    about = folder.object(_ABOUT) if MODULES in folder else {}
     of_library = settings.get("sentence_transformers")
     named = of_library.get("activation_fn") if isinstance(of_library, Mapping) else None
     given = [about.get("activation_fn"), named or settings.get("sbert_ce_default_activation_function")]
@@ -175,7 +177,7 @@ def read_reranker(
     known = {spelling: ours for ours, path in _ACTIVATIONS.items() for spelling in _spellings(path)}
     activation = known.get(str(name), "")
     if name and activation not in ("tanh", "relu", "sigmoid", "none"):
-        raise InputError(f"{directory}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity")
+        raise InputError(f"{folder.path}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity")
     if num_outputs > 1:
         if name and activation != "none":
             notes.append(f"the activation {activation} is not applied: predictions are probabilities by softmax")
@@ -187,7 +189,7 @@ def read_reranker(
         activation, because = "sigmoid", "by default"
     what = "output" if activation == "none" else f"{activation} of the output"
     notes.append(f"the number that is predicted is the {what}, {because}")
-    length = _length(directory, model, lowercase)
+    length = _length(folder, model, lowercase)
     if activation == "none" and length == model.max_positions:
         return None, notes
     return TaskConfig(name="regression", max_seq_length=length, activation=activation.removesuffix("none")), notes
@@ -268,9 +270,9 @@ def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]
     }, notes
 
 
-def _poolings(path: Path, has_prompts: bool) -> list[str]:
+def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     """Returns the names of what stands side by side in a vector."""
-    about = read_object(path)
+    about, path = folder.object("config.json"), folder / "config.json"
     _check_known(about, _POOLING_OPTIONS, path)
     modes: Any = "mean"  # the default there
     if "pooling_mode" in about:
@@ -292,9 +294,9 @@ def _check_known(about: JsonObject, options: tuple[str, ...], where: Path) -> No
         raise InputError(f"{where} has the option {shown(unknown[0])}, which is not known here; {_ALONE}")
 
 
-def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
+def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
     """Returns the settings of a dense layer, and its parameters."""
-    about, where = read_object(folder / "config.json"), folder / "config.json"
+    about, where = folder.object("config.json"), folder / "config.json"
     _check_known(about, _DENSE_OPTIONS, where)
     computed = ("tanh", "relu", "gelu", "none")
     names = {spelling: ours for ours in computed for spelling in _spellings(_ACTIVATIONS[ours])}
@@ -311,8 +313,8 @@ def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
     shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError(
-            f"{folder} has other tensors than {' and '.join(shapes)} of {shown(size)} outputs, as {where.name} asks "
-            "for; copy both again"
+            f"{folder.path} has other tensors than {' and '.join(shapes)} of {shown(size)} outputs, as {where.name} "
+            "asks for; copy both again"
         )
     weight = tensors["linear.weight"]
     settings: dict[str, Any] = {"projection_size": len(weight), "projection_activation": names[activation]}
@@ -322,9 +324,9 @@ def _dense(folder: Path, input_size: int) -> tuple[dict[str, Any], Params]:
     return settings, {"projection": arrays}
 
 
-def _check_transformer(directory: Path) -> None:
+def _check_transformer(folder: Folder) -> None:
     """Raises: InputError if a model is not used as the encoder that it is here."""
-    where, about = _of_transformer(directory)
+    where, about = _of_transformer(folder)
     for option, allowed in {
         "transformer_task": (None, "feature-extraction"),
         "module_output_name": (None, "token_embeddings"),
@@ -344,20 +346,18 @@ def _check_transformer(directory: Path) -> None:
             raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
 
 
-def _of_transformer(directory: Path) -> tuple[Path, JsonObject]:
+def _of_transformer(folder: Folder) -> tuple[Path, JsonObject]:
     """Returns the file that says how the model is used, and what it holds; {} if there is none."""
-    for name in _LENGTHS:
-        if about := read_object(directory / name):
-            return directory / name, about
-    return directory / _LENGTH, {}
+    name = next((name for name in _LENGTHS if folder.object(name)), _LENGTH)
+    return folder / name, folder.object(name)
 
 
-def _length(directory: Path, model: ModelConfig, lowercase: bool) -> int:
+def _length(folder: Folder, model: ModelConfig, lowercase: bool) -> int:
     """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
-    where, about = _of_transformer(directory)
+    where, about = _of_transformer(folder)
     if about.get("do_lower_case") and not lowercase:
         raise InputError(f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
-    limit = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
+    limit = about.get("max_seq_length") or folder.object("tokenizer_config.json").get("model_max_length") or 0
     if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit >= 0):
         raise InputError(f"{where}: max_seq_length {shown(limit)} is not a number of tokens; correct it")
     return int(min(limit or model.max_positions, model.max_positions))

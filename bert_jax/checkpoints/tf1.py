@@ -19,9 +19,10 @@ from bert_jax.model.heads.table import head_of
 from bert_jax.model.objective import parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
-from bert_jax.storage import files
 from bert_jax.storage.files import JsonObject
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.storage.folder import Folder
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import read_tokenizer, read_vocabulary
 
 _CONFIG_NAME = "bert_config.json"
 _VOCAB_NAME, _STATE_NAME = "vocab.txt", "checkpoint"
@@ -35,8 +36,8 @@ _IDLE = r"directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_
 _LOWER, _CASED = re.compile(r"uncased|(chinese|multilingual)_L-\d"), re.compile("cased")
 
 
-def load_tf1(path: Path) -> Imported:
-    """Returns the BERT of a directory of Google's, or of a checkpoint in one: DIR/bert_model.ckpt, DIR/model.ckpt-20.
+def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
+    """Returns the BERT of a directory of Google's, or of one of its checkpoints: "bert_model.ckpt", "model.ckpt-20".
 
     Of several checkpoints in a directory, the one named in its file `checkpoint` is taken. Whether text is lower-cased
     is decided by tokenizer_config.json, or else by a directory called cased, uncased, chinese_L-... or
@@ -44,12 +45,13 @@ def load_tf1(path: Path) -> Imported:
 
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
-    prefix = find_checkpoint(path) if path.is_dir() else path
-    where = prefix.parent / _CONFIG_NAME
-    settings = _read_settings(where)
+    prefix = folder / (checkpoint or find_checkpoint(folder))
+    where = folder / _CONFIG_NAME
+    settings = _read_settings(folder)
     config, notes = _model_config(settings, where)
-    tokenizer, casing = _load_tokenizer(prefix.parent)
+    tokenizer, casing = _load_tokenizer(folder)
     check_vocabulary(tokenizer, config.vocab_size, where)
+    folder.large(index_path(prefix).name)
     bundle = Bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
         raise InputError(
@@ -67,29 +69,29 @@ def load_tf1(path: Path) -> Imported:
     return Imported(config, params, tokenizer, task, labels, (*notes, *casing))
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Returns the prefix of the checkpoint in a directory. Raises: InputError if it is not clear which is meant."""
-    prefixes = sorted(index.with_suffix("") for index in path.glob("*.index"))
-    names = [prefix.name for prefix in prefixes]
-    if len(prefixes) == 1:
-        return prefixes[0]
-    state = path / _STATE_NAME
-    if not state.is_file():
-        raise InputError(f"{path} has {len(prefixes)} checkpoints; give one of {', '.join(map(str, prefixes))}")
-    with files.reading(str(state)):
-        named = re.search(r'^model_checkpoint_path: "(.*)"', state.read_text(errors="replace"), re.MULTILINE)
+def find_checkpoint(folder: Folder) -> str:
+    """Returns the name of the checkpoint in a directory. Raises: InputError if it is not clear which is meant."""
+    names = [name.removesuffix(".index") for name in folder.matching("*.index")]
+    if len(names) == 1:
+        return names[0]
+    choice = f"give one of {', '.join(str(folder / name) for name in names)}"
+    if _STATE_NAME not in folder:
+        raise InputError(f"{folder.path} has {len(names)} checkpoints; {choice}")
+    state = folder.read_bytes(_STATE_NAME).decode("utf-8", "replace")
+    named = re.search(r'^model_checkpoint_path: "(.*)"', state, re.MULTILINE)
     newest = Path(named[1]).name if named else ""
     if newest not in names:
-        raise InputError(f"{state} names {newest!r}, which is not there; give one of {', '.join(map(str, prefixes))}")
-    return path / newest
+        raise InputError(f"{folder / _STATE_NAME} names {newest!r}, which is not there; {choice}")
+    return newest
 
 
-def _read_settings(where: Path) -> JsonObject:
-    if not where.is_file():
+def _read_settings(folder: Folder) -> JsonObject:
+    where = folder / _CONFIG_NAME
+    if _CONFIG_NAME not in folder:
         raise InputError(
             f"{where} does not exist; copy the {_CONFIG_NAME} and {_VOCAB_NAME} that the model was trained with there"
         )
-    settings = files.read_json(where)
+    settings = folder.json(_CONFIG_NAME)
     ours = settings.get(_OURS, {}) if isinstance(settings, dict) else None
     if not isinstance(ours, dict) or not isinstance(ours.get("labels", []), list):
         raise InputError(f"{where} does not hold the settings of a BERT; copy the one that the model was trained with")
@@ -128,15 +130,15 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
     return config, notes
 
 
-def _load_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
+def _load_tokenizer(folder: Folder) -> tuple[Tokenizer, list[str]]:
     """Returns the tokenizer of a directory, and lines that the user should see."""
-    if not (directory / _VOCAB_NAME).is_file():
-        raise InputError(f"{directory} has no {_VOCAB_NAME}; copy the one that the model was trained with there")
-    if (directory / "tokenizer_config.json").exists():
-        return load_tokenizer(directory), []
-    name = directory.resolve().name
+    if _VOCAB_NAME not in folder:
+        raise InputError(f"{folder.path} has no {_VOCAB_NAME}; copy the one that the model was trained with there")
+    if "tokenizer_config.json" in folder:
+        return read_tokenizer(folder), []
+    name = folder.path.resolve().name
     named = True if _LOWER.search(name) else False if _CASED.search(name) else None
-    tokenizer = load_tokenizer(directory / _VOCAB_NAME, lowercase=named)
+    tokenizer = read_vocabulary(folder / _VOCAB_NAME, lowercase=named)
     reason = f"as {name} says by its name" if named is not None else "to judge by the capitals of its vocabulary"
     casing = "lower-cased" if tokenizer.lowercase else "not lower-cased"
     return tokenizer, [f"text is {casing}, {reason}; a tokenizer_config.json with do_lower_case can say otherwise"]

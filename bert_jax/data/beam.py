@@ -27,7 +27,8 @@ from bert_jax.storage import files, urls
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import RemotePath, to_place, upload_directory
 from bert_jax.storage.writing import WRITTEN_LAST
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 try:
     import apache_beam as beam  # pyright: ignore[reportMissingImports]: an extra

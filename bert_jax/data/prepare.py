@@ -31,7 +31,8 @@ from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
 from bert_jax.storage.files import JsonObject
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.version import __version__
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds in memory

@@ -22,7 +22,8 @@ from bert_jax.errors import InputError, one_line, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import MANIFEST, Resolved, resolve
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
 TOKENIZER, TOKEN_COUNTS = "tokenizer", "token_counts.npy"

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ import google_crc32c
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage.places import AnyPath, RemotePath, to_place
+from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.urls import is_remote, remote_glob
 
 if sys.version_info >= (3, 14):
@@ -32,6 +33,7 @@ NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
     "with damaged bytes, iconv -c -f utf-8 -t utf-8 leaves them out"
 )
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file of it begins
+LARGEST = 1 << 28  # bytes of a file that is read whole; a vocabulary of 250,000 tokens has 25 MB
 TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
 JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
@@ -45,18 +47,6 @@ def split_places(places: str) -> list[str]:
         paths.append(",".join(parts[:count]).strip())
         del parts[:count]
     return paths
-
-
-def check_fetched(place: Path) -> None:
-    """Raises: InputError if a file, or one of a directory, is a pointer that Git LFS has not replaced by the file.
-
-    Or if it is a pipe or a device, from which a program may wait or read for ever.
-    """
-    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
-        if not path.is_dir():
-            check_is_file(path)
-        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(LFS_POINTER):
-            raise InputError(f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
 
 
 def expand_globs(patterns: str) -> list[str]:
@@ -142,12 +132,6 @@ def read_whole(path: str, name: str) -> bytes:
     return content
 
 
-def check_is_file(path: AnyPath) -> None:
-    """Raises: InputError if `path` exists and is not a regular file. Reading from a pipe could block for ever."""
-    if not isinstance(path, RemotePath) and os.path.exists(path) and not os.path.isfile(path):
-        raise InputError(f"{path} is not a file, but a directory, a pipe or a device; give a file")
-
-
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
     """Turns errors of damaged or unreadable files into an `InputError` that calls the file `name`."""
@@ -170,27 +154,56 @@ def _compression(path: str) -> str:
     return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
 
 
+def read_file(path: Path) -> bytes:
+    """Returns the whole content of a file.
+
+    Raises: InputError if it cannot be read, is a pipe or a device, is too large, or is a pointer of Git LFS.
+    """
+    with opened(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > LARGEST:
+            raise InputError(f"{path} has {size} bytes; give a file of at most {LARGEST} bytes, or copy it again")
+        return stream.read(LARGEST)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Yields the stream of a regular file; opening it is the only question to the disk."""
+    with reading(str(path)):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would be waited for
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise no_file(path)
+        with os.fdopen(descriptor, "rb") as stream:
+            if stream.peek(len(LFS_POINTER)).startswith(LFS_POINTER):
+                raise InputError(f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+            yield stream
+
+
+def no_file(path: Path) -> InputError:
+    """Returns the error for what is not a regular file."""
+    return InputError(f"{path} is not a file, but a directory, a pipe or a device; give a file")
+
+
 def read_json(path: AnyPath) -> Any:
     """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
-    check_is_file(path)
+    place = to_place(path)
     try:
-        return json.loads(to_place(path).read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
-    except InputError:
-        raise
+        content = read_file(place) if isinstance(place, Path) else place.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+    return parse_json(content, path)
+
+
+def parse_json(content: bytes, where: AnyPath) -> Any:
+    """Returns the value of a JSON file's content. Raises: InputError if it is not JSON."""
+    try:
+        return json.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}); it is damaged or another kind of file") from None
-
-
-def read_object(path: Path) -> JsonObject:
-    """Returns the object in a JSON file, {} if there is no file. Raises: InputError if it holds something else."""
-    content = read_json(path) if os.path.exists(path) else {}  # where a name is too long, Path.exists raises
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object; copy it again")
-    return content
+        raise InputError(f"{where} is not valid JSON ({error}); it is damaged or another kind of file") from None
 
 
 def sha256_file(path: str | os.PathLike) -> str:

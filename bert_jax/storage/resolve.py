@@ -6,16 +6,18 @@ Inputs are resolved here, and the functions below take a `Resolved`. Outputs, wh
 """
 
 import contextlib
+import dataclasses
 import fnmatch
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files, stores, urls
+from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.places import AnyPath, Place, RemotePath, to_place
 
 # "run" is a work directory of pre-training, "unfinished" one without a model; "model" is a directory that this program
@@ -74,11 +76,15 @@ class Resolved:
         for a file of Google's checkpoint the checkpoint's prefix. Only the reader of Hugging Face's models opens
         hf://ORG/NAME.
       kinds: the kinds that it holds, with the names of the files that show them; empty for any other directory.
+      names: of what is in a directory.
+      listed: the directory on this machine, or that of Google's checkpoint.
     """
 
     given: str
     place: Place
     kinds: Mapping[Kind, str]
+    names: Sequence[str] = ()
+    listed: Folder | None = None
 
     def expect(self, needed: Needed) -> Kind:
         """Returns the kind of the model or data set. Raises: InputError if there is none, or models of two formats."""
@@ -94,7 +100,7 @@ class Resolved:
         for kind, what in _IS.items():
             if kind in self.kinds:
                 raise InputError(f"{self.given} {what}; {fix}")
-        if needed == "model" and (unread := [name for name in _UNREAD if (self.place / name).exists()]):
+        if needed == "model" and (unread := [name for name in _UNREAD if name in self.names]):
             fix = f"{unread[0]} is not read: save it as model.safetensors"
         raise InputError(f"{self.given} {lacking}; {fix}")
 
@@ -112,6 +118,10 @@ class Resolved:
             return self.place
         return Path(urls.local_copy(str(self.place))) if "file" in self.kinds else urls.local_directory(self.place)
 
+    def folder(self) -> Folder:
+        """Returns the directory, or its copy on this machine, as a value. Raises: InputError as `on_this_machine`."""
+        return self.listed.checked() if self.listed else open_folder(self.on_this_machine())
+
 
 def resolve(path: AnyPath) -> Resolved:
     """Resolves a path: a str, a Path, gs://..., hf://ORG/NAME or WORKDIR@STEP.
@@ -123,17 +133,37 @@ def resolve(path: AnyPath) -> Resolved:
         if re.search("[?#:]", given.removeprefix(HUB)):  # the hub's own message would quote what may be a password
             raise InputError(f"{given} has more than a name; write hf://ORG/NAME, and give a token as HF_TOKEN")
         return Resolved(given, place, {"hf": given})
-    if isinstance(place, Path):
-        for prefix in (place, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", given))):
-            if os.path.isfile(f"{prefix}.index"):
-                return Resolved(given, prefix, {"tf1": f"{prefix.name}.index"})
-    kinds = _kinds_of(place)
-    if "nothing" in kinds and (revision := _revision(given)):
-        place = revision
-        kinds = _kinds_of(place)
-    if kinds.get("model") == FINETUNED:
-        place = place / FINETUNED
-    return Resolved(given, place, kinds)
+    found = _look(given, place)
+    if "nothing" in found.kinds and (revision := _revision(given)):
+        found = _look(given, revision)
+    if found.kinds.get("model") == FINETUNED:
+        inside = _look(given, found.place / FINETUNED)
+        found = dataclasses.replace(inside, kinds=found.kinds)
+    return found
+
+
+def _look(given: str, place: Place) -> Resolved:
+    """Returns what is at a place, by one listing of it where it is a directory."""
+    if isinstance(place, RemotePath):
+        if stores.protocol_of(str(place)) in ("http", "https"):  # it has no directories
+            with contextlib.suppress(InputError):  # the server may forbid the request
+                if (place / MANIFEST).exists():
+                    return Resolved(given, place, {"data": MANIFEST})
+        elif place.is_dir():
+            names = [child.name for child in place.iterdir()]
+            return Resolved(given, place, _kinds_of(names), names)
+        return Resolved(given, place, {"file" if place.exists() else "nothing": ""})
+    with files.reading(str(place)):
+        try:
+            listed = Folder(place)
+            return Resolved(given, place, _kinds_of(listed.names), listed.names, listed)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name with a zero byte
+            exists = os.path.exists(place)
+    for prefix in (place, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(place)))):
+        if os.path.isfile(f"{prefix}.index"):
+            listed = open_folder(prefix.parent)
+            return Resolved(given, prefix, {"tf1": f"{prefix.name}.index"}, listed.names, listed)
+    return Resolved(given, place, {"file" if exists else "nothing": ""})
 
 
 def is_hub(path: AnyPath) -> bool:
@@ -146,17 +176,9 @@ def revision_path(workdir: Place, step: int) -> Place:
     return workdir / REVISIONS / f"{step:08d}"
 
 
-def _kinds_of(place: Place) -> dict[Kind, str]:
-    """Returns the kinds that a place holds, with the names of the files that show them."""
-    if isinstance(place, RemotePath) and stores.protocol_of(str(place)) in ("http", "https"):  # it has no directories
-        with contextlib.suppress(InputError):  # the server may forbid the request
-            if (place / MANIFEST).exists():
-                return {"data": MANIFEST}
-        return {"file" if place.exists() else "nothing": ""}
-    with files.reading(str(place)):
-        names = sorted(child.name for child in place.iterdir()) if place.is_dir() else None
-    if names is None:
-        return {"file" if place.exists() else "nothing": ""}
+def _kinds_of(names: Sequence[str]) -> dict[Kind, str]:
+    """Returns the kinds that a directory holds, with the names of the files that show them, given all its names."""
+    names = sorted(names)
     kinds: dict[Kind, str] = {}
     for kind, patterns in _SIGNS.items():
         if matches := [name for pattern in patterns for name in fnmatch.filter(names, pattern)]:

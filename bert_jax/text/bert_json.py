@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import JsonObject
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject
 from bert_jax.text.wordpiece import LONGEST_WORD
 
-FILE = "tokenizer.json"
 OPTIONS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
            "handle_chinese_chars": "tokenize_chinese_chars"}  # fmt: skip
 OTHER = "what it makes of a text cannot be computed here"

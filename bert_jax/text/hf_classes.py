@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import JsonObject, read_object
 from bert_jax.text.bert_json import is_plain
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
+from bert_jax.text.tokenizer_files import VOCAB, TokenizerFiles
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject
 from bert_jax.text.wordpiece import BERTS, GENERAL, INPUTS, LONGEST_WORD, is_lowercase
 
 ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
@@ -42,17 +42,17 @@ _NO_TYPES = ["input_ids", "attention_mask"]
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def class_of(directory: Path, settings: JsonObject) -> str:
+def class_of(files: TokenizerFiles, settings: JsonObject) -> str:
     """Returns the class that reads a directory's tokenizer, without "Fast"; "" for the one that follows tokenizer.json.
 
-    `settings` are those of tokenizer_config.json. Raises: InputError if that class computes what is not computed here.
+    Raises: InputError if that class computes what is not computed here.
     """
-    config = read_object(directory / "config.json")
+    config = files.model or {}
     model, named = config.get("model_type"), settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(named or "").removesuffix("Fast")
     if name in _ELSEWHERE or settings.get("word_tokenizer_type") or settings.get("subword_tokenizer_type"):
         raise InputError(
-            f"{directory} has a tokenizer of {name if name in _ELSEWHERE else _ELSEWHERE[0]}, which splits text in a "
+            f"{files.where} has a tokenizer of {name if name in _ELSEWHERE else _ELSEWHERE[0]}, which splits text in a "
             "way of its own, by word_tokenizer_type or other programs, and cannot be computed here; use a model whose "
             "tokenizer.json describes its tokenizer"
         )
@@ -63,17 +63,19 @@ def class_of(directory: Path, settings: JsonObject) -> str:
     return _BERT if name in BERTS and name != "DistilBertTokenizer" else name
 
 
-def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tuple[JsonObject, JsonObject, list[str]]:
+def as_loaded(
+    files: TokenizerFiles, backend: JsonObject, settings: JsonObject
+) -> tuple[JsonObject, JsonObject, list[str]]:
     """Returns tokenizer.json and the settings beside it as transformers has them after loading, and notes for the user.
 
     Raises: InputError if the class that it takes cannot be computed here, or cannot read the file.
     """
-    kind, model = class_of(directory, settings), backend.get("model")
+    kind, model, directory = class_of(files, settings), backend.get("model"), files.where
     notes: list[str] = []
     if not isinstance(model, dict):
         return backend, settings, []
     if "added_tokens_decoder" not in settings:
-        settings = settings | read_object(directory / "special_tokens_map.json")
+        settings = settings | files.special_tokens
     for name in (f"{role}_token" for role in _NAMED):
         if settings.get(name) is not None and not _content(settings[name]):
             raise InputError(f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it")
@@ -84,10 +86,10 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
                      "tokenizer_config.json is false, whatever tokenizer.json says")  # fmt: skip
     if kind in _MODELS:
         settings = settings | _usual_settings(kind, settings)
-    elif settings.get("tokenizer_class") in GENERAL or (directory / "config.json").exists():
+    elif settings.get("tokenizer_class") in GENERAL or files.model is not None:
         settings = {INPUTS: _NO_TYPES} | settings
     try:
-        backend = backend | {"added_tokens": _added_tokens(directory, backend, settings, kind)}
+        backend = backend | {"added_tokens": _added_tokens(files, backend, settings, kind)}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -96,7 +98,7 @@ def as_loaded(directory: Path, backend: JsonObject, settings: JsonObject) -> tup
             "and ids; copy them again"
         ) from None
     # A vocab.txt of Google's keeps Google's limit.
-    longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if (directory / "vocab.txt").exists() else LONGEST
+    longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if VOCAB in files.contents else LONGEST
     return backend | _parts(kind, backend, settings, longest), settings, notes
 
 
@@ -128,15 +130,14 @@ def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
     return names if kind == _BERT else names | {INPUTS: settings.get(INPUTS, _NO_TYPES)}
 
 
-def vocab_with_added(directory: Path, settings: JsonObject) -> tuple[JsonObject, JsonObject] | None:
+def vocab_with_added(files: TokenizerFiles) -> tuple[JsonObject, JsonObject] | None:
     """Returns tokenizer.json and settings of a vocab.txt to which other files add tokens; None if they add none."""
-    if not (directory / "vocab.txt").exists() or class_of(directory, settings) not in BERTS:
+    if VOCAB not in files.contents or class_of(files, files.settings) not in BERTS:
         return None
-    vocab = read_vocab(directory / "vocab.txt")
-    model = {"vocab": {token: index for index, token in enumerate(vocab)}, LONGEST_WORD: LONGEST}
-    options = {"do_lower_case": is_lowercase(vocab, settings)}
-    backend, settings, _ = as_loaded(directory, {"model": model}, settings | options)
-    return None if is_plain(backend, directory) else (backend, settings)
+    model = {"vocab": {token: index for index, token in enumerate(files.vocab)}, LONGEST_WORD: LONGEST}
+    options = {"do_lower_case": is_lowercase(files.vocab, files.settings)}
+    backend, settings, _ = as_loaded(files, {"model": model}, files.settings | options)
+    return None if is_plain(backend, files.where) else (backend, settings)
 
 
 def token_of(settings: JsonObject, role: str) -> str:
@@ -238,7 +239,7 @@ def _normalizers(backend: JsonObject) -> Iterator[JsonObject]:
     yield from (member for member in members or () if isinstance(member, dict))
 
 
-def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, kind: str) -> list[JsonObject]:
+def _added_tokens(files: TokenizerFiles, backend: JsonObject, settings: JsonObject, kind: str) -> list[JsonObject]:
     """Returns the tokens that are found in text, with their ids, as transformers adds them to the vocabulary.
 
     They stand in tokenizer.json, in added_tokens_decoder or else added_tokens.json, among the named special tokens,
@@ -251,11 +252,10 @@ def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, ki
     if kind == _CAMEMBERT and not extras:
         extras = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
     if decoder is None:
-        of_file = read_object(directory / "added_tokens.json")
         plain = {token_of(settings, role) for role in _NAMED} | {_content(token) for token in extras}
         written = {
             index: {"content": token, "normalized": token not in plain, "special": token in plain}
-            for token, index in of_file.items()
+            for token, index in files.added_tokens.items()
         } | {token["id"]: token for token in own}
     else:
         written = {int(index): token for index, token in decoder.items()}
@@ -270,8 +270,8 @@ def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, ki
         given = added[content]["id"] if content in added else known.get(content, size)
         if index is not None and given != index:
             raise InputError(
-                f"{directory}: the added token {shown(content)} has the id {index}, and transformers gives it {given}, "
-                f"in a vocabulary of {len(known)}; correct it in the file that adds it"
+                f"{files.where}: the added token {shown(content)} has the id {index}, and transformers gives it "
+                f"{given}, in a vocabulary of {len(known)}; correct it in the file that adds it"
             )
         size = max(size, given + 1)
         added[content] = {"id": given, "content": content, **{flag: bool(token.get(flag)) for flag in _FLAGS}}
@@ -284,7 +284,7 @@ def _added_tokens(directory: Path, backend: JsonObject, settings: JsonObject, ki
         if _content(token) and _content(token) not in added:
             options = token if isinstance(token, dict) else {}
             add({"normalized": False, **options, "content": _content(token), "special": True})
-    _check_different(directory, [*known.items(), *((name, token["id"]) for name, token in added.items())])
+    _check_different(files.where, [*known.items(), *((name, token["id"]) for name, token in added.items())])
     return sorted(added.values(), key=lambda token: token["id"])
 
 

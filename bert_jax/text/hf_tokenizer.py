@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import JsonObject, read_json, read_object
 from bert_jax.storage.writing import write_json
-from bert_jax.text.bert_json import FILE, OPTIONS, OTHER, berts_options, berts_vocab, is_plain, longest_word
+from bert_jax.text.bert_json import OPTIONS, OTHER, berts_options, berts_vocab, is_plain, longest_word
 from bert_jax.text.hf_classes import LONGEST, ROLES, as_loaded, bert_parts, class_of, make_rows, vocab_with_added
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer, tokenizer_of
+from bert_jax.text.tokenizer_files import DESCRIBED, SETTINGS, SPIECE, VOCAB, TokenizerFiles
 from bert_jax.text.tokenizer_json import DescribedPieces, read_pieces
-from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
+from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject
 from bert_jax.text.wordpiece import (
     CLASSES,
     GENERAL,
@@ -27,35 +27,33 @@ from bert_jax.text.wordpiece import (
     make_wordpiece,
 )
 
-_SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 
-
-def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
+def load_hf_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, list[str]]:
     """Returns the tokenizer of a directory, and notes for the user.
 
     Raises: InputError if no file describes one, or it is one that cannot be computed here.
     """
-    settings, backend = (read_object(directory / name) for name in (_SETTINGS, _BACKEND))
-    kind, notes = class_of(directory, settings), _side_notes(settings, backend)
-    if (directory / "spiece.model").exists() and not backend:
-        _check_settings(kind, settings, directory / _SETTINGS)
-        return load_tokenizer(directory), notes
-    if not backend and not (directory / "vocab.txt").exists():
+    settings, backend = files.settings, files.described or {}
+    kind, notes = class_of(files, settings), _side_notes(settings, backend)
+    if SPIECE in files.contents and not backend:
+        _check_settings(kind, files)
+        return tokenizer_of(files), notes
+    if not backend and VOCAB not in files.contents:
         where = "which has it in files of its own (such as vocab.json and merges.txt, or sentencepiece.bpe.model)"
         raise InputError(
-            f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from, or where "
+            f"{files.where} has no vocab.txt and no tokenizer.json; copy one of them from where it came from, or where "
             f"transformers is and reads the tokenizer, {where}, write it with "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     if backend:
-        backend, settings, more = as_loaded(directory, backend, settings)
+        backend, settings, more = as_loaded(files, backend, settings)
         notes += more
-    elif made := vocab_with_added(directory, settings):
-        return Tokenizer(read_pieces(directory / "vocab.txt", *made)), notes
-    if backend and (not is_plain(backend, directory / _BACKEND) or kind not in CLASSES):
-        return Tokenizer(read_pieces(directory / _BACKEND, backend, settings)), notes
-    _check_settings(kind, settings, directory / _SETTINGS)
-    tokenizer, more = _load_berts(directory, settings, backend)
+    elif made := vocab_with_added(files):
+        return Tokenizer(read_pieces(files.where / VOCAB, *made)), notes
+    if backend and (not is_plain(backend, files.where / DESCRIBED) or kind not in CLASSES):
+        return Tokenizer(read_pieces(files.where / DESCRIBED, backend, settings)), notes
+    _check_settings(kind, files)
+    tokenizer, more = _load_berts(files, settings, backend)
     return tokenizer, notes + more
 
 
@@ -73,27 +71,27 @@ def _side_notes(settings: JsonObject, backend: JsonObject) -> list[str]:
     return notes
 
 
-def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
+def _load_berts(files: TokenizerFiles, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
     """Returns BERT's WordPiece, and notes."""
-    options = berts_options(backend, directory / _BACKEND) if backend else {}
+    directory, described = files.where, files.where / DESCRIBED
+    options = berts_options(backend, described) if backend else {}
     is_general = bool(backend) and settings.get("tokenizer_class") in GENERAL
     if is_general and backend.get("post_processor") is None:
-        raise InputError(f"{directory / _BACKEND}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}")
+        raise InputError(f"{described}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}")
     names = [*([] if is_general else OPTIONS.values()), INPUTS, GOOGLE]
     options |= {name: settings[name] for name in names if settings.get(name) is not None}
     for name, value in options.items():
         if not isinstance(value, bool) and name != INPUTS:
             raise InputError(f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false")
-    path, notes = directory / "vocab.txt", []
-    of_google = path.exists()
+    notes = []
+    of_google = VOCAB in files.contents
     if of_google:
-        vocab: Sequence[str] = read_vocab(path)
+        vocab: Sequence[str] = files.vocab
         if backend:
-            berts_vocab(backend, directory / _BACKEND, whole=False)
+            berts_vocab(backend, described, whole=False)
             _check_same(vocab, backend["model"]["vocab"], directory)
     else:
-        path = directory / _BACKEND
-        vocab = berts_vocab(backend, path)
+        vocab = berts_vocab(backend, described)
     if "do_lower_case" not in options:  # not given: decided by capitals in the vocabulary
         options["do_lower_case"] = is_lowercase(vocab, {})
         if not options["do_lower_case"]:
@@ -106,11 +104,11 @@ def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> t
                 "a Greek capital sigma that ends a word becomes the final small one, as Google's code does with this "
                 "vocab.txt; transformers makes the other one of it"
             )
-    options[LONGEST_WORD] = longest_word(backend, directory / _BACKEND)
+    options[LONGEST_WORD] = longest_word(backend, described)
     try:
         return Tokenizer(make_wordpiece(vocab, options)), notes
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{directory / (VOCAB if of_google else DESCRIBED)}: {error}") from None
 
 
 def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int) -> list[str]:
@@ -119,22 +117,22 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     transformers needs no tokenizer.json of a BERT; programs that read text without Python do.
     """
     tokenizer.save(directory)
-    settings = read_json(directory / _SETTINGS) | {"model_max_length": max_positions}
+    settings = tokenizer.settings | {"model_max_length": max_positions}
     if isinstance(tokenizer.pieces, DescribedPieces):
         blank = tokenizer.pieces.puts_blank
-        write_json(directory / _SETTINGS, settings | ({} if blank is None else {"add_prefix_space": blank}))
+        write_json(directory / SETTINGS, settings | ({} if blank is None else {"add_prefix_space": blank}))
         return []
     if tokenizer.kind != WordPiece.kind:
-        write_json(directory / _SETTINGS, settings)
+        write_json(directory / SETTINGS, settings)
         return ["transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"]
     special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     if tokenizer.config.get(LONGEST_WORD, LONGEST) not in (LONGEST, MAX_WORD_LENGTH):
         special["tokenizer_class"] = GENERAL[0]  # BERT's own class has 100 whatever the file says
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         settings = {INPUTS: inputs} | settings
-    write_json(directory / _SETTINGS, settings | special)
+    write_json(directory / SETTINGS, settings | special)
     if len(set(tokenizer.vocab)) == tokenizer.vocab_size:  # it cannot hold two tokens of one name
-        write_json(directory / _BACKEND, make_backend(tokenizer))
+        write_json(directory / DESCRIBED, make_backend(tokenizer))
     return []
 
 
@@ -160,16 +158,17 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
     }
 
 
-def _check_settings(kind: str, settings: JsonObject, path: Path) -> None:
+def _check_settings(kind: str, files: TokenizerFiles) -> None:
     """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
     if kind not in CLASSES:
         raise InputError(
-            f"{path.parent}: {kind[:80]} is not BERT's WordPiece, and no tokenizer.json describes it; where "
+            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and no tokenizer.json describes it; where "
             "transformers is, write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     for name, value in (("do_basic_tokenize", True), ("never_split", None)):
-        if settings.get(name) not in (None, value, []):
-            raise InputError(f"{path}: {name} is {shown(settings[name])}, BERT's is {shown(value)}; {OTHER}")
+        given = files.settings.get(name)
+        if given not in (None, value, []):
+            raise InputError(f"{files.where / SETTINGS}: {name} is {shown(given)}, BERT's is {shown(value)}; {OTHER}")
 
 
 def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> None:

@@ -10,7 +10,6 @@ import heapq
 import io
 import itertools
 import math
-import os
 import random
 import re
 import struct
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax.errors import InputError, TextError, one_line, package_needed, shown
-from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import (
@@ -32,7 +30,8 @@ from bert_jax.text.offsets import (
     trim_blanks,
     without_surrogates,
 )
-from bert_jax.text.vocab import SPECIAL_TOKENS, Template, encode_between
+from bert_jax.text.tokenizer_files import SPIECE
+from bert_jax.text.vocab import SPECIAL_TOKENS, JsonObject, Template, encode_between
 from bert_jax.text.wordpiece import is_lowercase
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ BLANK = "\u2581"  # how a piece writes the blank before a word
 
 _THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
 _LONGEST_LINE = 4096  # characters; the trainer skips lines that are too long, so they are cut
-
-_LARGEST = 1 << 28  # bytes of a model's file; one of 250,000 pieces has 5 MB
 
 NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
 
@@ -81,7 +78,7 @@ class SentencePieces:
     """
 
     kind = "sentencepiece"
-    file_name = "spiece.model"
+    file_name = SPIECE
     class_name = "SentencePiece"
     template = Template()
 
@@ -171,20 +168,12 @@ class SentencePieces:
 
 
 def read_sentencepieces(
-    path: str | os.PathLike, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+    content: bytes, path: Path, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> SentencePieces:
     """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise.
 
-    Raises: InputError if the file cannot be used.
+    Raises: InputError, with the path, if the content cannot be used.
     """
-    try:
-        size = os.stat(path).st_size
-        if not os.path.isfile(path) or size > _LARGEST:  # a pipe would be waited for, a disk read whole
-            what = f"has {size} bytes" if os.path.isfile(path) else "is not a file"
-            raise InputError(f"model {path} {what}; give a file of SentencePiece, of at most {_LARGEST} bytes")
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"model {path} cannot be read ({error.strerror}); give a file of SentencePiece") from None
     try:
         if lowercase is None:
             lowercase = config.get("do_lower_case")

@@ -12,28 +12,21 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.storage import files, schema, writing
-from bert_jax.storage.files import JsonObject
-from bert_jax.storage.places import AnyPath, to_place
-from bert_jax.storage.resolve import resolve
+from bert_jax.errors import InputError, shown
+from bert_jax.storage import writing
 from bert_jax.text.bert_json import berts_options, is_others
 from bert_jax.text.hf_classes import as_loaded, vocab_with_added
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
+from bert_jax.text.tokenizer_files import DESCRIBED, SETTINGS, VOCAB, TokenizerFiles
 from bert_jax.text.tokenizer_json import DescribedPieces, read_described, read_pieces
-from bert_jax.text.vocab import MAX_WORD_LENGTH
+from bert_jax.text.vocab import MAX_WORD_LENGTH, JsonObject
 from bert_jax.text.wordpiece import GENERAL, GOOGLE, INPUTS, LONGEST_WORD, WordPiece, read_wordpiece
 
-_CONFIG_NAME = "tokenizer_config.json"
-_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", GOOGLE)
-_OPTIONS = schema.record(
-    {}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)) | {LONGEST_WORD: schema.or_null(schema.integer())}
-)
+_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", GOOGLE)
 
 
 class Tokenizer:
@@ -161,15 +154,20 @@ class Tokenizer:
             return self
         return Tokenizer(self.pieces.with_blanks())
 
-    def save(self, directory: AnyPath) -> None:
+    def save(self, directory: object) -> None:
         """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.
 
         Hugging Face's BertTokenizer reads the files of WordPiece, AutoTokenizer those of a tokenizer.json.
         """
-        folder = to_place(directory)
-        with writing.atomic_path(folder / self.pieces.file_name) as temporary:
+        folder = str(directory).rstrip("/")  # a path or a URL
+        with writing.atomic_path(f"{folder}/{self.pieces.file_name}") as temporary:
             temporary.write_bytes(self.pieces.content)
-        writing.write_json(folder / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
+        writing.write_json(f"{folder}/{SETTINGS}", self.settings)
+
+    @property
+    def settings(self) -> JsonObject:
+        """The content of tokenizer_config.json."""
+        return {"tokenizer_class": self.pieces.class_name, **self.config}
 
 
 def wordpiece_tokenizer(
@@ -192,54 +190,59 @@ def wordpiece_tokenizer(
     return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese), longest))
 
 
-def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
-    """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt, spiece.model or tokenizer.json.
+def tokenizer_of(files: TokenizerFiles, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
+    """Returns the tokenizer of a directory's files; see `load_tokenizer`, which reads them.
 
-    A directory's tokenizer_config.json holds the options. A tokenizer.json that is not BERT's precedes vocab.txt.
-
-    Args:
-      path: the file or directory, ours or Hugging Face's, or its URL; a file whose name ends in .model is
-        SentencePiece's, in .json Hugging Face's.
-      lowercase: overrides tokenizer_config.json. Without either, text is lower-cased unless the vocabulary
-        holds capital letters (bracketed tokens such as [CLS] apart).
-      strip_accents: overrides tokenizer_config.json. Without either it follows `lowercase`; with SentencePiece
-        accents stay.
-    Raises: InputError if there is no vocabulary, or an unusable one.
+    A tokenizer.json that is not BERT's precedes vocab.txt.
     """
-    path, config, backend = resolve(path).on_this_machine(), {}, None
-    if path.is_dir():
-        if (path / _CONFIG_NAME).exists():
-            config = files.read_json(path / _CONFIG_NAME)
-        schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
-        described = path / DescribedPieces.file_name
-        if described.exists():
-            backend = files.read_json(described)
-        if isinstance(backend, dict):
-            backend, config, _ = as_loaded(path, backend, config)
-        elif not described.exists() and (made := vocab_with_added(path, config)):
-            return Tokenizer(read_pieces(path / WordPiece.file_name, *made))
-        config = _with_options_of(backend, described, config)
-        path = _vocabulary_file(path, is_others(backend, described))
-    files.check_fetched(path)
-    if path.suffix == ".json":
-        backend = files.read_json(path) if backend is None else backend
-        pieces = read_described(path, backend, config, lowercase, strip_accents)
+    config, backend = files.settings, files.described
+    for name in _OPTIONS:
+        if (value := config.get(name)) is not None and not isinstance(value, bool):
+            raise InputError(f"{files.where / SETTINGS}: {name} is {shown(value)}; make it true or false")
+    if type(longest := config.get(LONGEST_WORD)) not in (int, type(None)):
+        raise InputError(f"{files.where / SETTINGS}: {LONGEST_WORD} is {shown(longest)}; make it a whole number")
+    if backend is not None:
+        backend, config, _ = as_loaded(files, backend, config)
+    elif made := vocab_with_added(files):
+        return Tokenizer(read_pieces(files.where / VOCAB, *made))
+    described = files.where / DESCRIBED
+    config = _with_options_of(backend, described, config)
+    names = list(files.contents)
+    if backend is not None and names[:1] in ([], [VOCAB]) and (not names or is_others(backend, described)):
+        return parse_tokenizer(backend, described, config, lowercase, strip_accents)
+    if len(names) > 1:
+        raise InputError(f"directory {files.where} holds both {' and '.join(names)}; give the one you mean")
+    return parse_tokenizer(files.contents[names[0]], files.where / names[0], config, lowercase, strip_accents)
+
+
+def parse_tokenizer(
+    content: bytes | JsonObject,
+    path: Path,
+    config: JsonObject,
+    lowercase: bool | None = None,
+    strip_accents: bool | None = None,
+) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary file's content, that of a tokenizer.json parsed; see `load_tokenizer`."""
+    pieces: WordPiece | SentencePieces | DescribedPieces
+    if not isinstance(content, bytes):
+        pieces = read_described(path, content, config, lowercase, strip_accents)
+    elif path.suffix == ".model":
+        pieces = read_sentencepieces(content, path, config, lowercase, strip_accents)
     else:
-        read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
-        pieces = read(path, config, lowercase, strip_accents)
+        pieces = read_wordpiece(content, path, config, lowercase, strip_accents)
     try:
         return Tokenizer(pieces)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _with_options_of(backend: Any, path: Path, config: JsonObject) -> JsonObject:
+def _with_options_of(backend: JsonObject | None, path: Path, config: JsonObject) -> JsonObject:
     """Returns `config` with the options of the tokenizer.json beside it, if there is one and it is BERT's.
 
     If both give one, tokenizer_config.json wins for BERT's own classes, tokenizer.json for the general ones.
     """
     config = {name: value for name, value in config.items() if value is not None}
-    if not isinstance(backend, dict):
+    if backend is None:
         return config
     options: JsonObject = {}
     with contextlib.suppress(InputError):  # another's, or damaged
@@ -249,22 +252,3 @@ def _with_options_of(backend: Any, path: Path, config: JsonObject) -> JsonObject
     if type(longest) is int and longest > 0:
         options[LONGEST_WORD] = longest
     return config | options if config.get("tokenizer_class") in GENERAL else options | config
-
-
-def _vocabulary_file(directory: Path, has_others: bool) -> Path:
-    """Returns the file with the words; tokenizer.json if there is no other, or it is not BERT's (`has_others`)."""
-    names = (WordPiece.file_name, SentencePieces.file_name)
-    candidates = [directory / name for name in names if (directory / name).exists()]
-    described = directory / DescribedPieces.file_name
-    if described.exists() and (not candidates or (candidates[0].name == names[0] and has_others)):
-        return described
-    if not candidates:
-        inside = directory / "tokenizer"  # of a data set, and of a work directory
-        hint = (
-            f" (did you mean {inside}?)" if any((inside / name).exists() for name in (*names, described.name)) else ""
-        )
-        fix = "give a vocabulary file, or where build_vocab wrote"
-        raise InputError(f"directory {directory} holds no {' and no '.join((*names, described.name))}{hint}; {fix}")
-    if len(candidates) > 1:
-        raise InputError(f"directory {directory} holds both {' and '.join(names)}; give the one you mean")
-    return candidates[0]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax.errors import InputError, TextError, no_panic, one_line, package_needed, shown
-from bert_jax.storage.files import JsonObject
-from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word, read_rows
+from bert_jax.text.bert_json import berts_options, berts_vocab, is_plain, longest_word, read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
 from bert_jax.text.sentencepieces import BLANK, NO_WORDS, join_ids, stands_alone
-from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, Template, reserved_tokens
+from bert_jax.text.tokenizer_files import DESCRIBED
+from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, JsonObject, Template, reserved_tokens
 from bert_jax.text.wordpiece import (
     GOOGLE,
     LONGEST_WORD,
@@ -48,7 +48,7 @@ class DescribedPieces:
     """Maps text to ids by a tokenizer.json, as transformers does if the text has no special token."""
 
     kind = "tokenizers"
-    file_name = FILE
+    file_name = DESCRIBED
     class_name = "PreTrainedTokenizerFast"  # Hugging Face's, which follows the file
 
     def __init__(self, content: bytes, settings: JsonObject):

@@ -7,15 +7,15 @@ Hash order, threads and the division of the text into files have no effect.
 
 import collections
 import heapq
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bert_jax.errors import InputError
-from bert_jax.storage.files import check_is_file
 from bert_jax.text.normalize import Normalizer, blank_separated
+
+JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
 
 CONTINUATION = "##"  # marks a token that goes on with a word
 MAX_WORD_LENGTH = 200  # characters; a longer word is [UNK]
@@ -35,30 +35,23 @@ MIN_COUNT = 2  # a token must occur this often in the text
 _UNUSED_BEFORE_UNK = 99  # in Google's files [UNK] has id 100
 
 
-def read_vocab(path: str | os.PathLike) -> list[str]:
+def parse_vocab(content: bytes, where: object) -> list[str]:
     """Returns the tokens of a vocabulary file, one per line, in the order of their ids.
 
-    Raises: InputError if the file cannot be read, is empty or is not UTF-8, or if it is a pipe.
+    Raises: InputError, with the name of the file, if it is empty or not UTF-8.
     """
-    check_is_file(path)
-    try:
-        with open(path, "rb") as stream:
-            lines = stream.read().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise InputError(
-            f"vocabulary {path} cannot be read ({error.strerror}); give a file of one token per line"
-        ) from None
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if not lines[-1]:
         lines.pop()  # the line end of the last token
     if not any(map(bytes.strip, lines)):
-        raise InputError(f"vocabulary {path} is empty; give a file of one token per line")
+        raise InputError(f"vocabulary {where} is empty; give a file of one token per line")
     vocab = []
     for number, line in enumerate(lines, 1):
         try:
             vocab.append(line.decode("utf-8").strip())
         except UnicodeDecodeError as error:
             raise InputError(
-                f"vocabulary {path}, line {number}: byte {line[error.start]:#04x} is not UTF-8; convert the file first"
+                f"vocabulary {where}, line {number}: byte {line[error.start]:#04x} is not UTF-8; convert the file first"
             ) from None
     return vocab
 

@@ -3,17 +3,25 @@
 
 import functools
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage.files import JsonObject
 from bert_jax.text.normalize import Normalizer, blank_separated, spans_between_blanks, unicode_tables
 from bert_jax.text.offsets import move_spans
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, Template, encode_between, read_vocab, vocab_bytes
+from bert_jax.text.tokenizer_files import VOCAB
+from bert_jax.text.vocab import (
+    CONTINUATION,
+    MAX_WORD_LENGTH,
+    JsonObject,
+    Template,
+    encode_between,
+    parse_vocab,
+    vocab_bytes,
+)
 from bert_jax.text.words import BatchEncoder
 
 GOOGLE = "google_rules"  # our own option: `Normalizer.google`
@@ -40,7 +48,7 @@ class WordPiece:
     """
 
     kind = "wordpiece"
-    file_name = "vocab.txt"
+    file_name = VOCAB
     class_name = "BertTokenizer"  # Hugging Face's, which reads both files
 
     def __init__(
@@ -175,13 +183,13 @@ class _Pieces:
 
 
 def read_wordpiece(
-    path: str | os.PathLike, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+    content: bytes, path: Path, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> WordPiece:
     """Returns the algorithm of a vocabulary file, with the options of `config` unless the arguments say otherwise.
 
-    Raises: InputError if the file cannot be used.
+    Raises: InputError, with the path, if the content cannot be used.
     """
-    vocab = read_vocab(path)
+    vocab = parse_vocab(content, path)
     if strip_accents is None:
         strip_accents = config.get("strip_accents")
     kind = config.get("tokenizer_class") or ""

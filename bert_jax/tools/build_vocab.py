@@ -27,10 +27,11 @@ from bert_jax.storage.locks import writing
 from bert_jax.storage.places import Place, to_place
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import LineSample, SentencePieces, learn_sentencepieces
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 from bert_jax.text.tokenizer_json import DescribedPieces, learn_bytes
 from bert_jax.text.vocab import WordCounts, learn_vocab
 from bert_jax.text.wordpiece import WordPiece
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_text_column
 

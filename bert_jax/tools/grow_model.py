@@ -19,11 +19,14 @@ model that it starts from, here that of base:
     echo 'The patient was given [MASK].' | bert_jax predict --checkpoint=runs/med
 """
 
+from pathlib import Path
+
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import read_file
 from bert_jax.storage.places import is_taken, to_place
-from bert_jax.text.vocab import read_vocab
+from bert_jax.text.vocab import parse_vocab
 from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_checkpoint
 
@@ -43,7 +46,9 @@ def main() -> None:
         raise InputError(f"output {output} exists; give a directory that does not")
     if _USE_UNUSED.value and not _ADD_TOKENS.value:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
-    words = [word for word in read_vocab(_ADD_TOKENS.value) if word] if _ADD_TOKENS.value else []
+    words = []
+    if _ADD_TOKENS.value:
+        words = [word for word in parse_vocab(read_file(Path(_ADD_TOKENS.value)), _ADD_TOKENS.value) if word]
     from bert_jax.checkpoints.grow import grow
     from bert_jax.checkpoints.pretrained import save_pretrained
 

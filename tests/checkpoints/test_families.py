@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from builders import random_batch
 from hf_models import make_tokenizer, random_params
+from read_models import load_hf
 
 from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.families import FAMILIES, class_of, table_of
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.warm_start import complete

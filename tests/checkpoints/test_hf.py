@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from builders import tiny_model
 from hf_models import golden_batch, make_tokenizer, random_params, unpack, write_golden
+from read_models import load_hf
 from safetensors.numpy import load_file, save_file
 
 from bert_jax import InputError, load_predictor, load_pretrained
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import from_params
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.model.heads.table import HEADS

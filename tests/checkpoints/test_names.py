@@ -11,12 +11,12 @@ import pytest
 from builders import growing_bert, tiny_model
 from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
+from read_models import load_hf, load_tf1
 
 from bert_jax.checkpoints.arrays import describe
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, part_of, to_params, unflatten
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
-from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS, infer_head
 from bert_jax.model.objective import abstract_params, init_params, parts_of

@@ -17,7 +17,7 @@ from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import CheckpointConfig
 from bert_jax.storage.resolve import resolve
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 EVERY_FIVE = CheckpointConfig(every_steps=4, keep_every=5, keep_last=9)
 

@@ -16,16 +16,18 @@ import numpy as np
 import pytest
 from builders import random_batch, tiny_model, write_vocab
 from google_files import save_tf1, write_bundle
+from read_models import load_tf1
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index
 from bert_jax.checkpoints.names import TABLE, to_params
 from bert_jax.checkpoints.pretrained import load_pretrained
-from bert_jax.checkpoints.tf1 import find_checkpoint, load_tf1
+from bert_jax.checkpoints.tf1 import find_checkpoint
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import abstract_params, encode, forward
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.storage.folder import open_folder
+from bert_jax.tokenizing import load_tokenizer
 from tests.model.test_model import numpy_bert
 
 # What optimizers save of each variable, and besides.
@@ -290,7 +292,7 @@ def test_of_several_checkpoints_the_one_that_is_named(saved):
     state = saved / "checkpoint"
     assert "checkpoint names 'bert_model.ckpt', which is not there; give one of" in refusal(saved)
     state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-20"\nall_model_checkpoint_paths: "x"\n')
-    assert find_checkpoint(saved) == steps[0]
+    assert find_checkpoint(open_folder(saved)) == steps[0].name
     state.write_text("model_checkpoint_path:\n")
     assert "names '', which is not there" in refusal(saved)
     state.unlink()

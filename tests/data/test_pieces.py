@@ -13,7 +13,7 @@ from bert_jax.data import pieces, prepare
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus
 from bert_jax.errors import TextError
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 
 def test_the_key_is_of_the_text_and_the_seed():

@@ -18,7 +18,7 @@ from bert_jax.data import building, instances, pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 WORDS = [left + right for left in "ba be bi do du ka ki ko ma mo".split() for right in "la lo ra ro sa ta to".split()]
 ENDINGS = ["s", "ed", "ing"]

@@ -22,7 +22,7 @@ from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 TOPICS = (
     "--config=configs/finetune.py:classification --config.task.max_seq_length=16 --config.data.batch_size=8 "

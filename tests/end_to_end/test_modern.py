@@ -10,9 +10,10 @@ import processes
 import pytest
 from builders import make_dataset
 from processes import finish
+from read_models import load_hf
 
 from bert_jax import load_pretrained
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.sealed import checkpoint_steps
 from bert_jax.training.report import read_metrics
 

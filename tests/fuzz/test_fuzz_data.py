@@ -18,7 +18,7 @@ from bert_jax.data.google import tfrecord
 from bert_jax.data.google.examples import check_examples, examples_to_rows, read_examples
 from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.storage.files import sha256_file
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 FILES = ("data/manifest.json", "data/*.npy", "data/tokenizer/*")
 

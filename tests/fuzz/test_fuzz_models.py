@@ -12,17 +12,16 @@ from builders import tiny_model
 from fuzzing import Reader, make_tests
 from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
+from read_models import load_hf, load_hf_tokenizer, load_tf1
 
 from bert_jax.checkpoints.arrays import describe, save_tree
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL, seal
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
-from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage import files
 from bert_jax.storage.writing import write_json
-from bert_jax.text.hf_tokenizer import load_hf_tokenizer
 
 LABELS = ("no", "yes", "maybe")
 

@@ -20,8 +20,9 @@ from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources.corpus import contents_of, iterate_documents
 from bert_jax.storage.files import zstd
 from bert_jax.text.sentencepieces import learn_sentencepieces
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import WordPiece
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.tools.lines import open_lines, parse_line, read_input, read_passages
 
 TEXT = 'The "ban" ran [MASK] naïve 漢字 Straße 9.5 ' + "b" * 300

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from read_models import load_tf1
 
 from bert_jax.checkpoints.pretrained import load_pretrained
-from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.data.records import open_dataset
 from bert_jax.data.sources.corpus import iterate_documents
 from tests.fuzz.test_fuzz_data import make_data, make_examples, use_examples

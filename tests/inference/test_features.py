@@ -15,7 +15,7 @@ from bert_jax.inference import features as module
 from bert_jax.inference.features import sentence_embeddings, token_features
 from bert_jax.model.objective import encode, init_params
 from bert_jax.text.fitting import CutWarning
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 TEXTS = ["a small house", "two", "the old man and the sea " * 9, "words of a language", ""]
 TEXTS += [f"text {number} " * (number % 7) for number in range(40)]

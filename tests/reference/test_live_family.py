@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from described import write_described
 from hf_models import make_tokenizer
+from read_models import load_hf
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.families import FAMILIES, class_of
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
 from bert_jax.text.fitting import make_batch

@@ -16,7 +16,7 @@ from bert_jax.inference import features
 from bert_jax.inference.predict import Predictor
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.rules import to_dict
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.training.phases import resolve
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from builders import write_vocab
+from read_models import load_hf_tokenizer
 
 from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
@@ -18,9 +19,8 @@ from bert_jax.storage import files
 from bert_jax.storage.files import zstd
 from bert_jax.tasks import readers
 from bert_jax.tasks.squad import read as squad_read
-from bert_jax.text.hf_tokenizer import load_hf_tokenizer
 from bert_jax.text.sentencepieces import SentencePieces, learn_sentencepieces
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 MIB = 1 << 20
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from builders import make_pretrained, tiny_model, topics_run
 from hf_models import make_tokenizer, random_params
+from read_models import load_hf
 
 from bert_jax import InputError, load_predictor, load_pretrained
 from bert_jax.batch import pad_rows
-from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.sequence import SEQUENCES

@@ -8,14 +8,17 @@ import json
 
 import pytest
 from described import write_described
+from read_models import load_hf_tokenizer
 from tokenizers import processors
 
 from bert_jax.errors import InputError
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.hf_classes import class_of
-from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
-from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.hf_tokenizer import save_hf_tokenizer
+from bert_jax.text.tokenizer import wordpiece_tokenizer
+from bert_jax.text.tokenizer_files import TokenizerFiles
 from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.tokenizing import load_tokenizer
 
 
 def change(path, **values):
@@ -36,10 +39,10 @@ def change(path, **values):
     ],
 )
 def test_the_class_of_a_directory(tmp_path, model, named, kind):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
-    assert class_of(tmp_path, {"tokenizer_class": named}) == kind
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model, "tokenizer_class": named}))
-    assert class_of(tmp_path, {}) == kind
+    files = TokenizerFiles(tmp_path, {}, model={"model_type": model})
+    assert class_of(files, {"tokenizer_class": named}) == kind
+    files = TokenizerFiles(tmp_path, {}, model={"model_type": model, "tokenizer_class": named})
+    assert class_of(files, {}) == kind
 
 
 def write_bert(directory, tokenizer, settings, model="bert", **parts):

@@ -8,10 +8,11 @@ import shutil
 import pytest
 from described import write_described
 from hf_models import make_tokenizer
+from read_models import load_hf_tokenizer
 
 from bert_jax.errors import InputError
-from bert_jax.text.hf_tokenizer import load_hf_tokenizer, make_backend, save_hf_tokenizer
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.hf_tokenizer import make_backend, save_hf_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 TEXT = "The naïve 東京 don't [MASK] Ünïted, 1.5% tokens"
 

@@ -163,7 +163,9 @@ def test_a_data_set_is_the_same_of_any_number_of_processes(directory, tokenizer,
 
 def test_berts_wordpiece_stays_ours(repository, tmp_path, directory):
     ours = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
-    from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+    from read_models import load_hf_tokenizer
+
+    from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 
     save_hf_tokenizer(tmp_path, ours, 64)
     backend = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -273,7 +275,9 @@ def test_two_tokens_of_one_id_are_named(tmp_path):
 
 def test_words_as_they_are_within_a_text(directory, tokenizer, tmp_path):
     """What training on lists of words uses, and an export says."""
-    from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+    from read_models import load_hf_tokenizer
+
+    from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 
     blanked = tokenizer.with_blanks()
     changes = directory.name in ("roberta", "modernbert")

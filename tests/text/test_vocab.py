@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax import InputError
 from bert_jax.text.normalize import Normalizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, WordCounts, learn_vocab, read_vocab, reserved_tokens, vocab_bytes
+from bert_jax.text.vocab import SPECIAL_TOKENS, WordCounts, learn_vocab, parse_vocab, reserved_tokens, vocab_bytes
 
 NORMALIZER = Normalizer(lowercase=True)
 
@@ -87,7 +87,7 @@ def test_layout_of_unused_tokens(num_unused):
 
 
 def test_layout_is_that_of_the_released_vocabularies(shared_data):
-    released = read_vocab(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    released = parse_vocab((shared_data / "vocab" / "bert-base-uncased-vocab.txt").read_bytes(), "")
     assert reserved_tokens(994) == released[:999]
 
 
@@ -123,20 +123,17 @@ def test_counting_forgets_the_rarest_words_when_full():
     assert counts.result()["often"] == 5000
 
 
-def test_read_vocab_is_the_inverse_of_vocab_bytes(tmp_path):
+def test_parse_vocab_is_the_inverse_of_vocab_bytes():
     vocab = [*SPECIAL_TOKENS, "a", "", "é", "##북", "a"]
-    (tmp_path / "vocab.txt").write_bytes(vocab_bytes(vocab))
-    assert read_vocab(tmp_path / "vocab.txt") == vocab
+    assert parse_vocab(vocab_bytes(vocab), "vocab.txt") == vocab
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b" \n"])
-def test_an_empty_vocabulary_is_refused(tmp_path, content):
-    (tmp_path / "vocab.txt").write_bytes(content)
+def test_an_empty_vocabulary_is_refused(content):
     with pytest.raises(InputError, match=r"vocab\.txt is empty"):
-        read_vocab(tmp_path / "vocab.txt")
+        parse_vocab(content, "vocab.txt")
 
 
-def test_a_vocabulary_in_another_encoding_is_refused(tmp_path):
-    (tmp_path / "vocab.txt").write_bytes("[PAD]\n[UNK]\ncafé\n".encode("latin-1"))
+def test_a_vocabulary_in_another_encoding_is_refused():
     with pytest.raises(InputError, match=r"vocab\.txt, line 3: byte 0xe9 is not UTF-8"):
-        read_vocab(tmp_path / "vocab.txt")
+        parse_vocab("[PAD]\n[UNK]\ncafé\n".encode("latin-1"), "vocab.txt")

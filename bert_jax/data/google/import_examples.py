@@ -29,7 +29,8 @@ from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
 from bert_jax.storage.files import JsonObject, expand_globs, public_name, sha256_file
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.version import __version__
 
 MASKS = ("keep", "redraw")

@@ -24,7 +24,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 FEATURES = (*INPUTS, *PREDICTIONS, LABELS)
 L, P = 64, 12  # of the goldens

@@ -30,7 +30,7 @@ from bert_jax.tasks.embeddings.read import SAME, TextsExample
 from bert_jax.tasks.embeddings.task import Embedded, from_start
 from bert_jax.tasks.layouts import needed_flops
 from bert_jax.tasks.prepare import completed, open_task
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 from bert_jax.training.report import read_metrics
 
 

@@ -17,7 +17,7 @@ from bert_jax.tasks.glue.read import TASKS
 from bert_jax.tasks.glue.score import score_files
 from bert_jax.tasks.glue.tasks import glue_task
 from bert_jax.tasks.texts import Scored
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tokenizing import load_tokenizer
 
 MNLI_HEADER = "\t".join(
     ["index", "promptID", "pairID", "genre", "parse1", "parse2", "parse3", "parse4", "sentence1", "sentence2", "label1"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory is listed once, and each of its files is read once."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.storage.files import LARGEST
+from bert_jax.storage.folder import Folder, open_folder
+
+COUNT = """
+import os, sys
+import bert_jax
+from bert_jax.checkpoints import pretrained
+target, asked = sys.argv[1], []
+def hook(event, args):
+    if event in ("open", "os.listdir", "os.scandir") and args and str(args[0]).startswith(target):
+        asked.append(event)
+def counted(name):
+    function = getattr(os, name)
+    def count(path, *args, **options):
+        if str(path).startswith(target):
+            asked.append(name)
+        return function(path, *args, **options)
+    setattr(os, name, count)
+sys.addaudithook(hook)
+for name in ("stat", "lstat", "access"):
+    counted(name)
+bert_jax.load_pretrained(target)
+print(len(asked), *asked)
+"""
+
+
+def test_the_model_in_the_box_is_read_with_eight_questions_to_the_disk(repository):
+    """One more than are counted here: safetensors opens its file by itself."""
+    run = [sys.executable, "-c", COUNT, str(repository / "models" / "bert-mini-en")]
+    done = subprocess.run(run, text=True, capture_output=True, cwd=repository)
+    assert done.returncode == 0 and int(done.stdout.split()[0]) <= 7, done.stdout + done.stderr
+
+
+def test_a_folder_is_what_was_there_when_it_was_listed(tmp_path):
+    (tmp_path / "a.json").write_text('{"x": 1}')
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "b.bin").write_bytes(b"b")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    folder = open_folder(tmp_path)
+    assert folder.names == ["a.json", "gone", "inner"] and folder.matching("*") == ["a.json"]
+    assert "a.json" in folder and "inner" not in folder and "gone" not in folder
+    assert folder.object("a.json") is folder.json("a.json") and folder.object("other.json") == {}
+    assert folder.inside("inner").read_bytes("b.bin") == b"b" and folder.inside("") is folder
+    assert folder.inside("nowhere").names == folder.inside("a.json").names == []
+    assert folder.large("a.json") == folder / "a.json" == tmp_path / "a.json"
+    with pytest.raises(InputError, match=r"other\.json does not exist"):
+        folder.json("other.json")
+    (tmp_path / "b.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"b\.json is not a JSON object; copy it again"):
+        open_folder(tmp_path).object("b.json")
+
+
+@pytest.mark.parametrize("read", ["read_bytes", "json", "large"])
+def test_what_is_not_the_file_itself_is_refused(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "wait").symlink_to("/dev/zero")
+    for name in ("pipe", "wait"):
+        with pytest.raises(InputError, match=f"{name} is not a file, but a directory, a pipe or a device; give a file"):
+            Folder(tmp_path).read_bytes(name)
+        with pytest.raises(InputError, match=f"{name} is not a file"):
+            open_folder(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4\nsize 9\n")
+    with pytest.raises(InputError, match="pointer is a pointer of Git LFS in place of the file; fetch it"):
+        getattr(open_folder(tmp_path), read)("pointer")
+    with open(tmp_path / "large", "wb") as stream:
+        stream.truncate(1 << 40)  # without a block on the disk
+    if read != "large":
+        with pytest.raises(InputError, match=f"large has {1 << 40} bytes; give a file of at most {LARGEST} bytes"):
+            getattr(open_folder(tmp_path), read)("large")
+
+
+def test_json_is_parsed_once(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([1]))
+    folder = open_folder(tmp_path)
+    first = folder.json("a.json")
+    (tmp_path / "a.json").unlink()
+    assert folder.json("a.json") is first
