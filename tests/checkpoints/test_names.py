@@ -21,7 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS, infer_head
 from bert_jax.model.objective import abstract_params, init_params, parts_of
 
-CONFIG = tiny_model(num_layers=3, vocab_size=131)
+CONFIG = tiny_model(unroll=0, num_layers=3, vocab_size=131)
 
 
 def shapes_of(arrays):

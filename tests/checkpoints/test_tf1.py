@@ -33,7 +33,7 @@ from tests.model.test_model import numpy_bert
 # What optimizers save of each variable, and besides.
 OPTIMIZER_SLOTS = ("adam_m", "adam_v", "lamb_m", "lamb_v", "Adam", "Adam_1")
 OPTIMIZER_STATE = ("global_step", "beta1_power", "beta2_power", "current_loss_scale", "good_steps")
-MODEL = tiny_model(vocab_size=167)  # as many words as `write_vocab` writes
+MODEL = tiny_model(unroll=0, vocab_size=167)  # as many words as `write_vocab` writes
 
 
 @pytest.fixture(scope="module")
