@@ -160,11 +160,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def decode_classes(
-    labels: Sequence[str], examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-) -> list[Classified]:
-    """Returns the most likely class of each example; ties go to the first."""
-    del examples, rows  # one row per example, in order
+def decode_classes(labels: Sequence[str], outputs: Sequence[np.ndarray]) -> list[Classified]:
+    """Returns the most likely class of each example, which has one row; ties go to the first."""
     if not len(outputs):
         return []
     probabilities = softmax(np.stack([np.asarray(output) for output in outputs]))
@@ -172,11 +169,8 @@ def decode_classes(
     return [Classified(str(labels[index]), dict(zip(labels, row))) for index, row in zip(best, probabilities.tolist())]
 
 
-def decode_numbers(
-    activation: str, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-) -> list[Scored]:
-    """Returns the number of each example, through the activation of the settings."""
-    del examples, rows
+def decode_numbers(activation: str, outputs: Sequence[np.ndarray]) -> list[Scored]:
+    """Returns the number of each example, which has one row, through the activation of the settings."""
     return [Scored(float(_ACTIVATIONS[activation](np.asarray(output, np.float64).reshape(())))) for output in outputs]
 
 
@@ -211,12 +205,9 @@ def labelled(label: Label | None, where: str) -> Label:
     return label
 
 
-def write_split(
-    value_of: Callable[[Any], object], directory: Place, split: str, examples: Sequence[Any], predictions: Sequence[Any]
-) -> None:
+def write_split(directory: Place, split: str, examples: Sequence[Any], values: Sequence[object]) -> None:
     """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
-    ids, values = [example.id for example in examples], [value_of(prediction) for prediction in predictions]
-    write_predictions(directory / f"{split}.tsv", ids, values)
+    write_predictions(directory / f"{split}.tsv", [example.id for example in examples], values)
 
 
 def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:
