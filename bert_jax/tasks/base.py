@@ -117,9 +117,9 @@ class Task(abc.ABC):
     def score(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Returns the metrics of predictions for examples with labels."""
 
-    @abc.abstractmethod
     def show(self, prediction: Prediction) -> dict[str, object]:
-        """Returns a prediction as JSON values."""
+        """Returns a prediction as JSON values; a named tuple is its fields."""
+        return prediction._asdict()
 
     @abc.abstractmethod
     def write(

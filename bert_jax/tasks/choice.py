@@ -26,7 +26,7 @@ from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
 from bert_jax.tasks.labels import as_number, check_labelled
 from bert_jax.tasks.readers import Examples, Record, Table, find_column, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_split
+from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_predictions
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -142,7 +142,8 @@ class ChoiceTask(Task):
     def write(
         self, directory: Place, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]
     ) -> None:
-        write_split(directory, split, examples, [prediction.choice for prediction in predictions])
+        ids, values = [example.id for example in examples], [prediction.choice for prediction in predictions]
+        write_predictions(directory / f"{split}.tsv", ids, values)
 
 
 # Reading

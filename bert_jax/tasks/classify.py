@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification and regression of texts and pairs, from your own tables, CSV and JSON lines, and from TFDS."""
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 
@@ -11,10 +12,11 @@ from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import texts
-from bert_jax.tasks.base import Row, Rows, Task, choose_metric
+from bert_jax.tasks.base import Prediction, Row, Rows, Task, choose_metric
 from bert_jax.tasks.classify_read import is_pair, labels_of, named_columns, parse_texts, read_texts
 from bert_jax.tasks.labels import (
     HIDDEN,
+    Classes,
     ClassifyExample,
     class_of,
     classes_of,
@@ -42,8 +44,50 @@ class TextTask(Task):
         """Returns the settings with `num_texts` set."""
         return dataclasses.replace(self.config, num_texts=1 if examples[0].second_text is None else 2)
 
+    def write(
+        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Prediction]
+    ) -> None:
+        """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
+        ids, values = [example.id for example in examples], [self.value_of(prediction) for prediction in predictions]
+        texts.write_predictions(directory / f"{split}.tsv", ids, values)
 
-class ClassificationTask(TextTask):
+    @abc.abstractmethod
+    def value_of(self, prediction: Prediction) -> object:
+        """Returns what is written of a prediction."""
+
+
+class ClassesTask(Task):
+    """A task with one of several classes for each text; its maker sets `classes`."""
+
+    classes: Classes
+
+    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        return texts.make_class_rows(self.config, self.classes, examples, tokenizer, training)
+
+    def decode(
+        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[texts.Classified]:
+        return texts.decode_classes(self.labels, outputs)
+
+
+class NumbersTask(Task):
+    """A task with a number for each text."""
+
+    activation: str = ""  # which outputs pass through
+
+    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        return texts.make_rows(self.config, number_of, examples, tokenizer, training)
+
+    def decode(
+        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[texts.Scored]:
+        return texts.decode_numbers(self.activation, outputs)
+
+    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
+        return texts.score_numbers(examples, predictions)
+
+
+class ClassificationTask(ClassesTask, TextTask):
     """One of several classes for each text."""
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
@@ -66,18 +110,9 @@ class ClassificationTask(TextTask):
     def find_labels(self, examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
         return self.labels or find_labels(examples)
 
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
-        return texts.make_class_rows(self.config, self.classes, examples, tokenizer, training)
-
-    def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[texts.Classified]:
-        return texts.decode_classes(self.labels, outputs)
-
     def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]) -> dict[str, float]:
         if self.metric not in RANKING_METRICS:
-            metrics = tuple(dict.fromkeys(("accuracy", self.metric)))
-            return texts.score_classes(metrics, self.classes, examples, predictions)
+            return texts.score_classes(dict.fromkeys(("accuracy", self.metric)), self.classes, examples, predictions)
         # By the probability of the last class, which is the relevant one.
         relevant = len(self.labels) - 1
         grades = [float(self.classes.of(example) == relevant) for example in examples]
@@ -85,52 +120,31 @@ class ClassificationTask(TextTask):
         accuracy = texts.score_classes(("accuracy",), self.classes, examples, predictions)
         return accuracy | _ranking(examples, grades, values)
 
-    def show(self, prediction: texts.Classified) -> dict[str, object]:
-        return prediction._asdict()
-
-    def write(
-        self,
-        directory: Place,
-        split: str,
-        examples: Sequence[ClassifyExample],
-        predictions: Sequence[texts.Classified],
-    ) -> None:
-        texts.write_split(directory, split, examples, [prediction.label for prediction in predictions])
+    def value_of(self, prediction: texts.Classified) -> str:
+        return prediction.label
 
 
-class RegressionTask(TextTask):
+class RegressionTask(NumbersTask, TextTask):
     """A number for each text."""
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         """Makes the task, which has no labels. Raises: InputError if a setting cannot be used."""
         super().__init__(config)
+        self.activation = config.activation
         self.metric = choose_metric(config, (*texts.NUMBER_METRICS, *RANKING_METRICS))
 
     def read(self, source: str, split: str) -> list[ClassifyExample]:
         return read_texts(self.config, _NUMBERS, label_number, "", source, split)
 
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
-        return texts.make_rows(self.config, number_of, examples, tokenizer, training)
-
-    def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[texts.Scored]:
-        return texts.decode_numbers(self.config.activation, outputs)
-
     def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
-        metrics = texts.score_numbers(examples, predictions)
+        metrics = super().score(examples, predictions)
         if self.metric not in RANKING_METRICS:
             return metrics
         grades = [number_of(example) or 0.0 for example in examples]
         return metrics | _ranking(examples, grades, [prediction.value for prediction in predictions])
 
-    def show(self, prediction: texts.Scored) -> dict[str, object]:
-        return prediction._asdict()
-
-    def write(
-        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]
-    ) -> None:
-        texts.write_split(directory, split, examples, [prediction.value for prediction in predictions])
+    def value_of(self, prediction: texts.Scored) -> float:
+        return prediction.value
 
 
 def _ranking(examples: Sequence[ClassifyExample], grades: Sequence[float], values: Sequence[float]) -> dict[str, float]:

@@ -16,13 +16,12 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
-from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows, choose_metric
 from bert_jax.tasks.classify import CLASS_COLUMNS, TextTask
 from bert_jax.tasks.classify_read import labels_of, read_texts
 from bert_jax.tasks.labels import ClassifyExample, read_labels
-from bert_jax.tasks.texts import Labelled, labelled, make_rows, write_split
+from bert_jax.tasks.texts import Labelled, labelled, make_rows
 from bert_jax.text.tokenizer import Tokenizer
 
 _LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # usual names of the column
@@ -143,11 +142,8 @@ class MultilabelTask(TextTask):
     def show(self, prediction: Labelled) -> dict[str, object]:
         return {"labels": list(prediction.labels), "probabilities": prediction.probabilities}
 
-    def write(
-        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
-    ) -> None:
-        separator = self.config.label_separator
-        write_split(directory, split, examples, [separator.join(prediction.labels) for prediction in predictions])
+    def value_of(self, prediction: Labelled) -> str:
+        return self.config.label_separator.join(prediction.labels)
 
     def tune(self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]) -> TaskConfig:
         """Returns the settings with the threshold of each label that gives the best F1, unless they have thresholds.

@@ -5,7 +5,7 @@ A row is [CLS] A [SEP], or [CLS] A [SEP] B [SEP]. Source: paper, sections 3.2 an
 run_classifier.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -183,7 +183,7 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def score_classes(
-    metrics: Sequence[str], classes: Classes, examples: Sequence[ClassifyExample], predictions: Sequence[Classified]
+    metrics: Iterable[str], classes: Classes, examples: Sequence[ClassifyExample], predictions: Sequence[Classified]
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
     truth = [labelled(classes.of(example), example.where) for example in examples]
@@ -203,11 +203,6 @@ def labelled(label: Label | None, where: str) -> Label:
     if label is None:
         raise InputError(f"{where} has no label; predictions are scored where labels are known")
     return label
-
-
-def write_split(directory: Place, split: str, examples: Sequence[Any], values: Sequence[object]) -> None:
-    """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
-    write_predictions(directory / f"{split}.tsv", [example.id for example in examples], values)
 
 
 def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:

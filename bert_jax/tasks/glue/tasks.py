@@ -4,6 +4,7 @@
 A model with its own class names keeps its own order. Source: gluebenchmark.com/faq for the format of submissions.
 """
 
+import abc
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -13,11 +14,11 @@ from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import texts
-from bert_jax.tasks.base import Row, Rows, Task, choose_metric, split_names
+from bert_jax.tasks.base import Prediction, Task, choose_metric, split_names
+from bert_jax.tasks.classify import ClassesTask, NumbersTask
 from bert_jax.tasks.classify_read import parse_texts
 from bert_jax.tasks.glue.read import find_glue, official_classes, read_split, splits_of
-from bert_jax.tasks.labels import Classes, ClassifyExample, number_of
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tasks.labels import Classes, ClassifyExample
 
 _SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "test_ax": "AX"}
 
@@ -48,20 +49,25 @@ class _Glue(Task):
         columns = [(names[0], names[1] if len(names) == 2 else "") for names in self.glue.texts]
         return parse_texts(columns, len(self.glue.texts[0]) == 2, value, where)
 
-    def write_values(
-        self, directory: Place, split: str, examples: Sequence[ClassifyExample], values: Sequence[str]
+    @abc.abstractmethod
+    def value_of(self, prediction: Prediction) -> str:
+        """Returns what is written of a prediction."""
+
+    def write(
+        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Prediction]
     ) -> None:
         """Writes the file for the leaderboard. For splits other than test, the name of the split is appended."""
+        values = [self.value_of(prediction) for prediction in predictions]
         stem = _SUBMISSIONS.get(split, self.glue.folder) + ("" if split.startswith("test") else f"-{split}")
         ids = [example.id for example in examples]
         if all(isinstance(id_, int) for id_ in ids):  # those of TFDS are shuffled
             by_id = np.argsort(np.array(ids, np.int64), kind="stable")
             ids = [ids[position] for position in by_id]
-            values = [str(values[position]) for position in by_id]
+            values = [values[position] for position in by_id]
         texts.write_predictions(directory / f"{stem}.tsv", ids, values)
 
 
-class GlueClasses(_Glue):
+class GlueClasses(ClassesTask, _Glue):
     """A task with classes. A model may have them in another order, and under other names."""
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
@@ -74,15 +80,7 @@ class GlueClasses(_Glue):
         numbers = {spelled: self._order[number] for spelled, number in self._official.numbers.items()}
         for index, name in enumerate(self.labels):
             numbers.setdefault(name, index)
-        self._classes = Classes(numbers)
-
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
-        return texts.make_class_rows(self.config, self._classes, examples, tokenizer, training)
-
-    def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[texts.Classified]:
-        return texts.decode_classes(self.labels, outputs)
+        self.classes = Classes(numbers)
 
     def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]) -> dict[str, float]:
         """Returns the metrics, computed with GLUE's class numbers, independent of the order of the model's classes."""
@@ -96,46 +94,19 @@ class GlueClasses(_Glue):
         """Returns GLUE's class number of a prediction."""
         return self._order.index(list(prediction.probabilities).index(prediction.label))
 
-    def show(self, prediction: texts.Classified) -> dict[str, object]:
-        return prediction._asdict()
-
-    def write(
-        self,
-        directory: Place,
-        split: str,
-        examples: Sequence[ClassifyExample],
-        predictions: Sequence[texts.Classified],
-    ) -> None:
-        numbers = [self._number(prediction) for prediction in predictions]
-        names = [self.glue.classes[number] if self.glue.names_in_files else str(number) for number in numbers]
-        self.write_values(directory, split, examples, names)
+    def value_of(self, prediction: texts.Classified) -> str:
+        number = self._number(prediction)
+        return self.glue.classes[number] if self.glue.names_in_files else str(number)
 
 
-class GlueNumbers(_Glue):
+class GlueNumbers(NumbersTask, _Glue):
     """The task with numbers, STS-B."""
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config, texts.NUMBER_METRICS)
 
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
-        return texts.make_rows(self.config, number_of, examples, tokenizer, training)
-
-    def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[texts.Scored]:
-        return texts.decode_numbers("", outputs)
-
-    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
-        return texts.score_numbers(examples, predictions)
-
-    def show(self, prediction: texts.Scored) -> dict[str, object]:
-        return prediction._asdict()
-
-    def write(
-        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]
-    ) -> None:
-        values = [f"{min(5.0, max(0.0, prediction.value)):.3f}" for prediction in predictions]
-        self.write_values(directory, split, examples, values)
+    def value_of(self, prediction: texts.Scored) -> str:
+        return f"{min(5.0, max(0.0, prediction.value)):.3f}"
 
 
 def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[int]:
