@@ -34,7 +34,7 @@ from bert_jax.settings.finetuning import FinetuneConfig, TaskConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.embeddings.read import TextsExample, read_texts
-from bert_jax.tasks.embeddings.task import Embedded, embedding_task
+from bert_jax.tasks.embeddings.task import Embedded, EmbeddingTask
 from bert_jax.tools import cli
 from bert_jax.training.report import METRICS_FILE, read_metrics
 
@@ -147,7 +147,7 @@ def measure(task: str, sets: Sets, side: str, seed: int) -> None:
     of_text = dict(zip(work["texts"], vectors))
     for name in sets.keys() - {"train"}:
         predictions = [Embedded(np.stack([of_text[text] for text in pair.texts])) for pair in sets[name]]
-        write(side, seed, name, embedding_task(TASK).score(sets[name], predictions))
+        write(side, seed, name, EmbeddingTask(TASK).score(sets[name], predictions))
     if speed:
         write(side, seed, f"{task}_training", speed)
     about = {name: work[name] for name in (*TRAINING, "learning_rate", "max_seq_length", "threads")}

@@ -122,6 +122,8 @@ TESTS_ELSEWHERE = {
     "storage.stores": "storage/test_places.py",
     "storage.urls": "storage/test_storage.py",
     "storage.writing": "storage/test_storage.py",
+    "tasks.classify_read": "tasks/test_classify.py",
+    "tasks.ner_read": "tasks/test_ner.py",
     "tasks.base": "model/test_task_objective.py",
     "tasks.glue.read": "tasks/glue/test_tasks.py",
     "tasks.glue.score": "tasks/glue/test_tasks.py",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type of a task: functions that read examples, make rows of them, decode outputs into predictions and score them.
+"""The base class of tasks, which read examples, make rows of them, decode outputs into predictions and score them.
 
-Each task has a function in its own file that makes a `Task`; `catalog.make_task` finds it by name. Examples and
-predictions have the task's own types, which other modules pass on without looking inside.
+Each task is a class in its own file; `catalog.make_task` finds it by name. Examples and predictions have the task's own
+types, which other modules pass on without looking inside.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import abc
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -74,42 +74,70 @@ def choose_metric(config: TaskConfig, metrics: Iterable[str]) -> str:
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
 
 
-@dataclass(frozen=True)
-class Task:
-    """A task: its head, its labels, and the functions that turn its data into rows and outputs into predictions.
+class Task(abc.ABC):
+    """A task: its head, its labels, and how its data become rows and outputs become predictions.
 
-    Splits: `splits` maps "train", "eval" and "test" to the names that `read` knows. The first of "eval" gives the
-    metrics their plain names; a later one adds its own name to them ("accuracy_mismatched").
+    A task of one's own is a subclass. It is made of settings, and of the labels of a model or none, and is not changed
+    afterwards: other settings make another.
     """
 
-    config: TaskConfig  # its settings; with `labels` they suffice to make the task again
     head: "Head"  # one of model.heads.table.HEADS, or one's own
-    labels: tuple[str, ...]  # of the classes, in the order of the logits; () for a regression and for spans
     metric: str  # chooses the best checkpoint; larger is better
+    # "train", "eval" and "test" -> the names that `read` knows. The first of "eval" gives the metrics their plain
+    # names; a later one adds its own name to them ("accuracy_mismatched").
+    splits: Mapping[str, tuple[str, ...]] = SPLITS
 
-    # (source, split) -> examples. Raises: InputError with file and line. [] if the split is missing.
-    read: Callable[[str, str], list[Example]]
-    # A user's input to predict on (a text, a pair, a dict of JSON), and its location -> an example without label.
-    parse: Callable[[object, str], Example]
-    # Examples, tokenizer, "is this for training?" -> rows. Examples that have no row are counted.
-    make_rows: Callable[[Sequence[Example], Tokenizer, bool], Rows]
-    # Examples, their rows, and for each row the model's float32 outputs without padding -> a prediction per example,
-    # also for one without rows. Outputs: [K] of a classifier, [M] of a choice, [L, K] of tokens, [L, 2] of spans.
-    decode: Callable[[Sequence[Example], Sequence[Row], Sequence[np.ndarray]], list[Prediction]]
-    # Examples with labels, and predictions -> metrics.
-    score: Callable[[Sequence[Example], Sequence[Prediction]], dict[str, float]]
-    # Prediction -> JSON values.
-    show: Callable[[Prediction], dict[str, object]]
-    # (directory, split, examples, predictions): writes them in the official format.
-    write: Callable[[Place, str, Sequence[Example], Sequence[Prediction]], None]
-    splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SPLITS)
-    # Training examples -> their labels, in the order for a new classifier.
-    find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
-    # Training examples -> the settings for all others. None if the settings do not depend on them.
-    settle: Callable[[Sequence[Example]], TaskConfig] | None = None
-    # Examples with labels, and predictions -> the settings for further predictions, such as a threshold; at each
-    # evaluation. None if the task has nothing to tune.
-    tune: Callable[[Sequence[Example], Sequence[Prediction]], TaskConfig] | None = None
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
+        self.config = config  # with `labels` it suffices to make the task again
+        self.labels = tuple(labels)  # of the classes, in the order of the logits; () for a regression and for spans
+
+    @abc.abstractmethod
+    def read(self, source: str, split: str) -> list[Example]:
+        """Returns the examples of a split; [] if it is missing. Raises: InputError with file and line."""
+
+    @abc.abstractmethod
+    def parse(self, value: object, where: str) -> Example:
+        """Returns the example, without label, of a user's input: a text, a pair, a dict of JSON."""
+
+    @abc.abstractmethod
+    def make_rows(self, examples: Sequence[Example], tokenizer: Tokenizer, training: bool) -> Rows:
+        """Returns the rows of examples; those that have none are counted."""
+
+    @abc.abstractmethod
+    def decode(
+        self, examples: Sequence[Example], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[Prediction]:
+        """Returns a prediction for each example, also for one without rows.
+
+        For each row there are the model's float32 outputs without padding: [K] of a classifier, [M] of a choice,
+        [L, K] of tokens, [L, 2] of spans.
+        """
+
+    @abc.abstractmethod
+    def score(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Returns the metrics of predictions for examples with labels."""
+
+    def show(self, prediction: Prediction) -> dict[str, object]:
+        """Returns a prediction as JSON values; a named tuple is its fields."""
+        return prediction._asdict()
+
+    @abc.abstractmethod
+    def write(
+        self, directory: Place, split: str, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> None:
+        """Writes the predictions of a split in the official format."""
+
+    def find_labels(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Returns the labels of training examples, in the order for a new classifier."""
+        return self.labels
+
+    def settle(self, examples: Sequence[Example]) -> TaskConfig:
+        """Returns the settings for all other examples, given those of training."""
+        return self.config
+
+    def tune(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> TaskConfig:
+        """Returns the settings for further predictions, such as a threshold, given some for examples with labels."""
+        return self.config
 
     @property
     def num_outputs(self) -> int:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every task by its name."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -12,27 +11,27 @@ from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.choice import choice_task
-from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.embeddings.task import embedding_task
+from bert_jax.tasks.choice import ChoiceTask
+from bert_jax.tasks.classify import ClassificationTask, RegressionTask
+from bert_jax.tasks.embeddings.task import EmbeddingTask
 from bert_jax.tasks.glue.read import TASKS as GLUE
 from bert_jax.tasks.glue.tasks import glue_task
-from bert_jax.tasks.multilabel import multilabel_task
-from bert_jax.tasks.ner import ner_task
-from bert_jax.tasks.squad.task import squad_task
+from bert_jax.tasks.multilabel import MultilabelTask
+from bert_jax.tasks.ner import NerTask
+from bert_jax.tasks.squad.task import SquadTask
 
 MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]  # settings, labels of a model or () -> its task
 
 _TASKS: dict[str, MakeTask] = {
     **dict.fromkeys(GLUE, glue_task),
-    "classification": classification_task,
-    "regression": lambda config, labels: regression_task(config),
-    "multilabel": multilabel_task,
-    "squad1": lambda config, labels: squad_task(config),
-    "squad2": lambda config, labels: squad_task(config),
-    "choice": choice_task,
-    "ner": ner_task,
-    "embeddings": embedding_task,
+    "classification": ClassificationTask,
+    "regression": RegressionTask,
+    "multilabel": MultilabelTask,
+    "squad1": SquadTask,
+    "squad2": SquadTask,
+    "choice": ChoiceTask,
+    "ner": NerTask,
+    "embeddings": EmbeddingTask,
 }
 NAMES = tuple(_TASKS)
 
@@ -53,16 +52,20 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
     Raises: InputError if there is no such task (it lists the names), or no probe for it, or if the user's task or head
     is not a `Task` or `Head`.
     """
+    if missing := sorted(getattr(own.task, "__abstractmethods__", ())):
+        raise InputError(
+            f"the task {getattr(own.task, '__name__', '')} has no {', '.join(missing)}; give it such a method"
+        )
     task = (own.task or _make_task)(config, tuple(labels))
     if not isinstance(task, Task):
-        raise InputError(f"get_task returned {task!r:.60}, not a Task; return bert_jax.Task(...)")
-    task = task if own.head is None else dataclasses.replace(task, head=own.head)
-    if not isinstance(task.head, Head):
-        raise InputError(f"head {task.head!r:.60} is not a Head; give an instance of one, such as MyHead()")
-    if task.head.name in HEADS and task.head != HEADS[task.head.name]:
-        raise InputError(f"an own head has the name {task.head.name}, which is one of bert_jax's; give it another")
-    head = probed(task.head, config.probe) if config.probe.features else task.head.as_set(config)
-    return dataclasses.replace(task, head=head)
+        raise InputError(f"get_task returned {task!r:.60}, not a Task; return an instance of your class")
+    head = own.head if own.head is not None else task.head
+    if not isinstance(head, Head):
+        raise InputError(f"head {head!r:.60} is not a Head; give an instance of one, such as MyHead()")
+    if head.name in HEADS and head != HEADS[head.name]:
+        raise InputError(f"an own head has the name {head.name}, which is one of bert_jax's; give it another")
+    task.head = probed(head, config.probe) if config.probe.features else head.as_set(config)
+    return task
 
 
 def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:

@@ -14,7 +14,6 @@ Source: paper, section 4.4.
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +21,12 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.model.heads.choice import CHOICES
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
 from bert_jax.tasks.labels import as_number, check_labelled
 from bert_jax.tasks.readers import Examples, Record, Table, find_column, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_split
+from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_predictions
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -66,40 +66,87 @@ class Chosen(NamedTuple):
     probabilities: tuple[float, ...]
 
 
-def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the multiple choice task, which has no labels. Raises: InputError if a setting cannot be used."""
-    if labels or config.labels:
-        raise InputError("task.labels are for classes; choices are counted from 0: leave it empty")
-    return Task(
-        config=config,
-        head=CHOICES,
-        labels=(),
-        metric=choose_metric(config, ("accuracy",)),
-        read=partial(_read, config),
-        parse=partial(_parse, config),
-        make_rows=partial(_make_rows, config),
-        decode=_decode,
-        score=_score,
-        show=lambda prediction: prediction._asdict() | {"probabilities": list(prediction.probabilities)},
-        write=partial(write_split, lambda prediction: prediction.choice),
-    )
+class ChoiceTask(Task):
+    """The choice that fits best."""
+
+    head = CHOICES
+
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
+        """Makes the task, which has no labels. Raises: InputError if a setting cannot be used."""
+        if labels or config.labels:
+            raise InputError("task.labels are for classes; choices are counted from 0: leave it empty")
+        super().__init__(config)
+        self.metric = choose_metric(config, ("accuracy",))
+
+    def read(self, source: str, split: str) -> list[ChoiceExample]:
+        path = find_split_file(source, split)
+        if not path:
+            return []
+        table = _table(path)
+        if not table.records:
+            raise InputError(f"{path} holds no example; give data, a row or object for each")
+        columns = _columns(self.config, table.records[0])
+        return Examples(
+            (_example(self.config, record, number, split != "test") for number, record in enumerate(table.records)),
+            columns=(columns.context, columns.question, columns.choices, *columns.endings, columns.label),
+        )
+
+    def parse(self, value: object, where: str) -> ChoiceExample:
+        """Returns the example of an object as in JSON files, or of context and choices separated by tabs."""
+        if isinstance(value, str):
+            value = value.split("\t")
+        if isinstance(value, (list, tuple)):
+            if len(value) < 3 or not all(isinstance(text, str) for text in value):
+                raise InputError(f"{where}: {value!r:.60} is not a context and two or more choices; part them by tabs")
+            return ChoiceExample(value[0], tuple(value[1:]), None, 0, where)
+        if not isinstance(value, Mapping):
+            raise InputError(f'{where}: {value!r:.60} is not like {{"context": "...", "choices": ["...", "..."]}}')
+        return _example(self.config, value, 0, False, where)._replace(label=None)
+
+    def make_rows(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        """Returns a row for each example with one sequence per choice, each truncated to `max_seq_length`."""
+        check_length(self.config)
+        if training:
+            check_labelled(examples)
+        rows, truncated, empty = [], 0, 0
+        for number, example in enumerate(examples):
+            context = tokenizer.encode(example.context)
+            endings = tokenizer.encode_batch(example.choices)
+            sequences = [join_texts(tokenizer, context, ending, self.config.max_seq_length) for ending in endings]
+            truncated += any(cut for _, _, cut in sequences)
+            empty += not all(endings)
+            token_ids = np.concatenate([ids for ids, _, _ in sequences])
+            type_ids = np.concatenate([types for _, types, _ in sequences])
+            rows.append(Row(number, token_ids, type_ids, tuple(len(ids) for ids, _, _ in sequences), example.label))
+        counts = {CUT: truncated, "no token": empty}
+        return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+    def decode(
+        self, examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[Chosen]:
+        """Returns the most likely choice of each example; ties go to the first."""
+        predictions = []
+        for row, logits in zip(rows, outputs):
+            probabilities = softmax(np.asarray(logits).reshape(-1)[: len(row.lengths)])
+            choice = int(probabilities.argmax())
+            predictions.append(Chosen(choice, examples[row.example].choices[choice], tuple(probabilities.tolist())))
+        return predictions
+
+    def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> dict[str, float]:
+        labels = [labelled(example.label, example.where) for example in examples]
+        return {"accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])}
+
+    def show(self, prediction: Chosen) -> dict[str, object]:
+        return {**prediction._asdict(), "probabilities": list(prediction.probabilities)}
+
+    def write(
+        self, directory: Place, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]
+    ) -> None:
+        ids, values = [example.id for example in examples], [prediction.choice for prediction in predictions]
+        write_predictions(directory / f"{split}.tsv", ids, values)
 
 
 # Reading
-
-
-def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
-    path = find_split_file(source, split)
-    if not path:
-        return []
-    table = _table(path)
-    if not table.records:
-        raise InputError(f"{path} holds no example; give data, a row or object for each")
-    columns = _columns(config, table.records[0])
-    return Examples(
-        (_example(config, record, number, split != "test") for number, record in enumerate(table.records)),
-        columns=(columns.context, columns.question, columns.choices, *columns.endings, columns.label),
-    )
 
 
 def _table(path: str) -> Table:
@@ -174,53 +221,3 @@ def _label(value: object, num_choices: int, where: str) -> int | None:
             f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; correct it"
         )
     return int(number)
-
-
-def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:
-    """Returns the example of a user's input: an object as in JSON files, or context and choices separated by tabs."""
-    if isinstance(value, str):
-        value = value.split("\t")
-    if isinstance(value, (list, tuple)):
-        if len(value) < 3 or not all(isinstance(text, str) for text in value):
-            raise InputError(f"{where}: {value!r:.60} is not a context and two or more choices; part them by tabs")
-        return ChoiceExample(value[0], tuple(value[1:]), None, 0, where)
-    if not isinstance(value, Mapping):
-        raise InputError(f'{where}: {value!r:.60} is not like {{"context": "...", "choices": ["...", "..."]}}')
-    return _example(config, value, 0, False, where)._replace(label=None)
-
-
-# Rows and predictions
-
-
-def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, training: bool) -> Rows:
-    """Returns a row for each example with one sequence per choice, each truncated to `max_seq_length`."""
-    check_length(config)
-    if training:
-        check_labelled(examples)
-    rows, truncated, empty = [], 0, 0
-    for number, example in enumerate(examples):
-        context = tokenizer.encode(example.context)
-        endings = tokenizer.encode_batch(example.choices)
-        sequences = [join_texts(tokenizer, context, ending, config.max_seq_length) for ending in endings]
-        truncated += any(cut for _, _, cut in sequences)
-        empty += not all(endings)
-        token_ids = np.concatenate([ids for ids, _, _ in sequences])
-        type_ids = np.concatenate([types for _, types, _ in sequences])
-        rows.append(Row(number, token_ids, type_ids, tuple(len(ids) for ids, _, _ in sequences), example.label))
-    counts = {CUT: truncated, "no token": empty}
-    return Rows(rows, {reason: count for reason, count in counts.items() if count})
-
-
-def _decode(examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Chosen]:
-    """Returns the most likely choice of each example; ties go to the first."""
-    predictions = []
-    for row, logits in zip(rows, outputs):
-        probabilities = softmax(np.asarray(logits).reshape(-1)[: len(row.lengths)])
-        choice = int(probabilities.argmax())
-        predictions.append(Chosen(choice, examples[row.example].choices[choice], tuple(probabilities.tolist())))
-    return predictions
-
-
-def _score(examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> dict[str, float]:
-    labels = [labelled(example.label, example.where) for example in examples]
-    return {"accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])}

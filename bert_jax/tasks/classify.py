@@ -1,311 +1,159 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification and regression of texts and pairs, from your own tables, CSV and JSON lines, and from TFDS."""
 
+import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.places import Place
 from bert_jax.tasks import texts
-from bert_jax.tasks.base import Task, choose_metric
-from bert_jax.tasks.columnar import classes_in
+from bert_jax.tasks.base import Prediction, Row, Rows, Task, choose_metric
+from bert_jax.tasks.classify_read import is_pair, labels_of, named_columns, parse_texts, read_texts
 from bert_jax.tasks.labels import (
     HIDDEN,
-    UNAGREED,
+    Classes,
     ClassifyExample,
-    as_number,
-    check_labelled,
     class_of,
     classes_of,
     find_labels,
     label_number,
     number_of,
 )
-from bert_jax.tasks.readers import Examples, Record, find_column, find_split_file, listed_columns, read_table
 from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
+from bert_jax.text.tokenizer import Tokenizer
 
 # Usual column names in lower case; the first one present is used.
-_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
-          ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
-          ("question", "sentence"), ("question", "passage"))  # fmt: skip
-_TEXTS = ("text", "sentence", "content", "review", "question", "comment", "comment_text", "body",
-          "document")  # fmt: skip
-_FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))  # of a text alone, or of one whose second is named
 CLASS_COLUMNS = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
 _NUMBERS = ("score", "label", "similarity_score", "relatedness_score", "similarity", "rating", "value", "target")
-_IDS = ("index", "idx", "id", "guid", "pair_id")
-_HOT = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}  # whether a label holds
 
 
-# Tasks for data of one's own
+class TextTask(Task):
+    """A task of texts or pairs; the settings name the columns or keys of the data."""
+
+    head = SEQUENCES
+
+    def parse(self, value: object, where: str) -> ClassifyExample:
+        return parse_texts(named_columns(self.config), is_pair(self.config), value, where)
+
+    def settle(self, examples: Sequence[ClassifyExample]) -> TaskConfig:
+        """Returns the settings with `num_texts` set."""
+        return dataclasses.replace(self.config, num_texts=1 if examples[0].second_text is None else 2)
+
+    def write(
+        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Prediction]
+    ) -> None:
+        """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
+        ids, values = [example.id for example in examples], [self.value_of(prediction) for prediction in predictions]
+        texts.write_predictions(directory / f"{split}.tsv", ids, values)
+
+    @abc.abstractmethod
+    def value_of(self, prediction: Prediction) -> object:
+        """Returns what is written of a prediction."""
 
 
-def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns a classification task; the settings name the columns or keys of the data.
+class ClassesTask(Task):
+    """A task with one of several classes for each text; its maker sets `classes`."""
 
-    Args:
-      config: its settings. If neither they nor `labels` give labels, `find_labels` takes them from the training data.
-      labels: the classes of a trained model; they take precedence over those of the settings.
-    Raises: InputError if a setting cannot be used.
-    """
-    labels = tuple(labels) or labels_of(config)
-    metric = choose_metric(config, (*texts.CLASS_METRICS, *RANKING_METRICS))
-    if metric == "f1" and labels and len(labels) != 2:
-        raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
-    classes = classes_of(labels)
-    score = partial(texts.score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes)
-    if metric in RANKING_METRICS:  # by the probability of the last class, which is the relevant one
-        plain, last = partial(texts.score_classes, ("accuracy",), classes), len(labels) - 1
-        score = partial(
-            *(_score_ranking, plain, lambda example: float(classes.of(example) == last)),
-            lambda prediction: prediction.probabilities[labels[last]],
-        )
-    return Task(
-        config=config,
-        head=SEQUENCES,
-        labels=labels,
-        metric=metric,
-        read=partial(read_texts, config, CLASS_COLUMNS, class_of, "" if classes.find(HIDDEN) is not None else HIDDEN),
-        parse=partial(parse_texts, named_columns(config), is_pair(config)),
-        make_rows=partial(texts.make_class_rows, config, classes),
-        decode=partial(texts.decode_classes, labels),
-        score=score,
-        show=texts.Classified._asdict,
-        write=partial(texts.write_split, lambda prediction: prediction.label),
-        find_labels=(lambda examples: labels) if labels else find_labels,
-        settle=partial(count_texts, config),
-    )
+    classes: Classes
+
+    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        return texts.make_class_rows(self.config, self.classes, examples, tokenizer, training)
+
+    def decode(
+        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[texts.Classified]:
+        return texts.decode_classes(self.labels, outputs)
 
 
-def regression_task(config: TaskConfig) -> Task:
-    """Returns a regression task; the settings name the columns or keys of the data.
+class NumbersTask(Task):
+    """A task with a number for each text."""
 
-    Raises: InputError if a setting cannot be used.
-    """
-    metric = choose_metric(config, (*texts.NUMBER_METRICS, *RANKING_METRICS))
-    ranking = partial(_score_ranking, texts.score_numbers, number_of, lambda prediction: prediction.value)
-    return Task(
-        config=config,
-        head=SEQUENCES,
-        labels=(),
-        metric=metric,
-        read=partial(read_texts, config, _NUMBERS, label_number, ""),
-        parse=partial(parse_texts, named_columns(config), is_pair(config)),
-        make_rows=partial(texts.make_rows, config, number_of),
-        decode=partial(texts.decode_numbers, config.activation),
-        score=ranking if metric in RANKING_METRICS else texts.score_numbers,
-        show=texts.Scored._asdict,
-        write=partial(texts.write_split, lambda prediction: prediction.value),
-        settle=partial(count_texts, config),
-    )
+    activation: str = ""  # which outputs pass through
+
+    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        return texts.make_rows(self.config, number_of, examples, tokenizer, training)
+
+    def decode(
+        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[texts.Scored]:
+        return texts.decode_numbers(self.activation, outputs)
+
+    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
+        return texts.score_numbers(examples, predictions)
 
 
-def _score_ranking(
-    plain: Callable[..., dict[str, float]],
-    grade_of: Callable[[ClassifyExample], float | None],
-    value_of: Callable[[Any], float],
-    examples: Sequence[ClassifyExample],
-    predictions: Sequence[Any],
-) -> dict[str, float]:
-    """Returns the plain metrics and ranking metrics: the second texts of each first text are ranked by value.
+class ClassificationTask(ClassesTask, TextTask):
+    """One of several classes for each text."""
+
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
+        """Makes the task with the classes of a trained model, or else of the settings, or else of the training data.
+
+        Raises: InputError if a setting cannot be used.
+        """
+        super().__init__(config, tuple(labels) or labels_of(config))
+        self.metric = choose_metric(config, (*texts.CLASS_METRICS, *RANKING_METRICS))
+        if self.metric == "f1" and self.labels and len(self.labels) != 2:
+            raise InputError(
+                f"task.metric f1 is of the second of two classes, there are {len(self.labels)}; use macro_f1"
+            )
+        self.classes = classes_of(self.labels)
+
+    def read(self, source: str, split: str) -> list[ClassifyExample]:
+        hidden = "" if self.classes.find(HIDDEN) is not None else HIDDEN
+        return read_texts(self.config, CLASS_COLUMNS, class_of, hidden, source, split)
+
+    def find_labels(self, examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+        return self.labels or find_labels(examples)
+
+    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]) -> dict[str, float]:
+        if self.metric not in RANKING_METRICS:
+            return texts.score_classes(dict.fromkeys(("accuracy", self.metric)), self.classes, examples, predictions)
+        # By the probability of the last class, which is the relevant one.
+        relevant = len(self.labels) - 1
+        grades = [float(self.classes.of(example) == relevant) for example in examples]
+        values = [prediction.probabilities[self.labels[relevant]] for prediction in predictions]
+        accuracy = texts.score_classes(("accuracy",), self.classes, examples, predictions)
+        return accuracy | _ranking(examples, grades, values)
+
+    def value_of(self, prediction: texts.Classified) -> str:
+        return prediction.label
+
+
+class RegressionTask(NumbersTask, TextTask):
+    """A number for each text."""
+
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
+        """Makes the task, which has no labels. Raises: InputError if a setting cannot be used."""
+        super().__init__(config)
+        self.activation = config.activation
+        self.metric = choose_metric(config, (*texts.NUMBER_METRICS, *RANKING_METRICS))
+
+    def read(self, source: str, split: str) -> list[ClassifyExample]:
+        return read_texts(self.config, _NUMBERS, label_number, "", source, split)
+
+    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
+        metrics = super().score(examples, predictions)
+        if self.metric not in RANKING_METRICS:
+            return metrics
+        grades = [number_of(example) or 0.0 for example in examples]
+        return metrics | _ranking(examples, grades, [prediction.value for prediction in predictions])
+
+    def value_of(self, prediction: texts.Scored) -> float:
+        return prediction.value
+
+
+def _ranking(examples: Sequence[ClassifyExample], grades: Sequence[float], values: Sequence[float]) -> dict[str, float]:
+    """Returns ranking metrics: the second texts of each first text are ranked by value.
 
     Of equal values, the less relevant come first.
     """
-    metrics = plain(examples, predictions)
     candidates: dict[str, list[tuple[float, float]]] = {}
-    for example, prediction in zip(examples, predictions):
-        candidates.setdefault(example.text, []).append((-value_of(prediction), grade_of(example) or 0.0))
+    for example, grade, value in zip(examples, grades, values):
+        candidates.setdefault(example.text, []).append((-value, grade))
     rankings = [[grade for _, grade in sorted(scored)] for scored in candidates.values()]
-    return metrics | ranking_scores(rankings, [[grade for grade in ranking if grade > 0] for ranking in rankings])
-
-
-def count_texts(config: TaskConfig, examples: Sequence[ClassifyExample]) -> TaskConfig:
-    """Returns the settings with `num_texts` set from the training examples."""
-    return dataclasses.replace(config, num_texts=1 if examples[0].second_text is None else 2)
-
-
-def labels_of(config: TaskConfig) -> tuple[str, ...]:
-    """Returns the labels of the settings. Raises: InputError if they are not two or more different names."""
-    labels = tuple(label.strip() for label in config.labels.split(",")) if config.labels.strip() else ()
-    if labels and (len(set(labels)) != len(labels) or not all(labels) or len(labels) < 2):
-        raise InputError(f"task.labels {config.labels!r} are not two or more different names; write them with commas")
-    return labels
-
-
-def is_pair(config: TaskConfig) -> bool | None:
-    """Returns whether an input has two texts; None if the data decide."""
-    if config.num_texts:
-        return config.num_texts == 2
-    return True if config.second_text_column else False if config.text_column else None
-
-
-def named_columns(config: TaskConfig) -> list[tuple[str, str]]:
-    """Returns the columns of the texts of an input, in the order to try them; "" means no second text."""
-    if config.text_column:
-        return [(config.text_column, config.second_text_column)]
-    pairs = () if config.second_text_column else _PAIRS
-    return [*pairs, *((text, config.second_text_column) for text in _FIRSTS)]
-
-
-# Reading
-
-
-def read_texts(
-    config: TaskConfig,
-    usual_labels: Sequence[str],
-    convert: Callable[[object, str], Any],
-    hidden: str,
-    source: str,
-    split: str,
-) -> list[ClassifyExample]:
-    """Returns the examples of a split; [] if it is missing. In test, a label equal to `hidden` is unknown.
-
-    Raises: InputError with file and line.
-    """
-    path = find_split_file(source, split)
-    if not path:
-        return []
-    table = read_table(path)
-    if not table.records:
-        raise InputError(f"{path} holds no example; give data, a row or object for each")
-    text, second = _text_columns(config, table.columns, path)
-    if config.num_texts and config.num_texts != 1 + bool(second):
-        actual = f"pairs of {text!r} and {second!r}" if second else f"one text, {text!r}"
-        wanted = "pairs" if config.num_texts == 2 else "one text"
-        raise InputError(
-            f"{path} has {actual}, and the task takes {wanted}; give data like the training data, or set "
-            "task.text_column, and for pairs task.second_text_column"
-        )
-    label = config.label_column or find_column(usual_labels, table.columns)
-    label = label if label in table.columns else ""
-    # A column for each label: those that the settings name.
-    each_label = () if config.label_column else labels_of(config)
-    each_label = each_label if set(each_label) <= {*table.columns} else ()
-    if not label and not each_label and split != "test":
-        hot = [name for name in table.columns if all(_is_hot(record.get(name)) is not None for record in table.records)]
-        several = f", or task.labels to those with a 0 or 1 for each label ({','.join(hot)[:200]})"
-        raise InputError(
-            f"{path} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
-            f"{listed_columns(table.columns)}: set task.label_column to one of them{several if len(hot) > 1 else ''}"
-        )
-    if label and label in (text, second):
-        raise InputError(f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column")
-    number = find_column(_IDS, table.columns)
-    classes = classes_in(path)
-    may_disagree = label.lower() == "gold_label"  # in SNLI's own files; on the hub it is a class with the number -1
-
-    def is_agreed(record: Record) -> bool:
-        value = record.get(label)
-        return not (may_disagree and value == UNAGREED) and not (label in classes and value == -1)
-
-    agreed = [record for record in table.records if split != "test" and is_agreed(record)]
-    records = agreed or table.records
-
-    def label_of(record: Record) -> Any:
-        if each_label:
-            return convert(_shares_of(each_label, record), record.where)
-        value = convert(texts.named_class(record.get(label), classes.get(label)), record.where)
-        is_hidden = split == "test" and hidden and as_number(str(value)) == as_number(hidden)
-        return None if is_hidden or (may_disagree and value == UNAGREED) else value
-
-    examples = Examples(
-        (
-            ClassifyExample(
-                texts.text_of(record, text),
-                texts.text_of(record, second) if second else None,
-                label_of(record),
-                texts.id_of(record.get(number), position),
-                record.where,
-            )
-            for position, record in enumerate(records)
-        ),
-        {"skipped: too few columns": table.skipped, "skipped: no agreed label": len(table.records) - len(records)},
-        (text, second, *(each_label or (label,))),
-    )
-    if split != "test":
-        check_labelled(examples)
-    return examples
-
-
-def _shares_of(names: Sequence[str], record: Record) -> dict[str, float] | None:
-    """Returns the number of each label from its column; None if they are withheld, as by -1.
-
-    Raises: InputError if one is missing, or not a number.
-    """
-    shares: dict[str, float | None] = {}
-    for name in names:
-        share = _is_hot(record.get(name))
-        shares[name] = label_number(record.get(name), record.where) if share is None else share
-    if all(share in (None, -1) for share in shares.values()):
-        return None
-    if missing := next((name for name, share in shares.items() if share is None), ""):
-        raise InputError(f"{record.where} has nothing in column {missing!r} of task.labels; write 0 or 1")
-    return {name: share for name, share in shares.items() if share is not None}
-
-
-def _is_hot(value: object) -> float | None:
-    """Returns a value that is 0 or 1 in any spelling as a number; None for others."""
-    return _HOT.get(str(value).strip().lower())
-
-
-def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str]:
-    """Returns the columns of the first and the second text; "" if there is no second."""
-    for name in (config.text_column, config.second_text_column):
-        if name and name not in columns:
-            raise InputError(
-                f"{path} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
-            )
-    if config.text_column and config.text_column == config.second_text_column:
-        raise InputError(f"{path}: column {config.text_column!r} would be both texts; name two columns")
-    if config.text_column:
-        return config.text_column, config.second_text_column
-    if not config.second_text_column:
-        for pair in _PAIRS:
-            both = [find_column((name,), columns) for name in pair]
-            if all(both):
-                return both[0], both[1]
-    if not (text_column := find_column(_FIRSTS, [name for name in columns if name != config.second_text_column])):
-        raise InputError(
-            f"{path} has no column with a usual name for text; it has {listed_columns(columns)}: set "
-            "task.text_column, and for pairs task.second_text_column"
-        )
-    return text_column, config.second_text_column
-
-
-def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:
-    """Returns the example of a user's input: a text, two texts in a list or separated by a tab, or an object.
-
-    Args:
-      columns: pairs of keys for the texts of an object; the first complete pair is used.
-      pair: whether there must be two texts; None allows both.
-      value: the input.
-      where: the location of the input, for error messages.
-    Raises: InputError if the input has another form.
-    """
-    parts: list[Any] = [value]
-    if isinstance(value, Mapping):
-        by_lower = {str(key).lower(): key for key in reversed(value)}
-        for names in columns:
-            keys = [name if name in value else by_lower.get(name.lower()) for name in names if name]
-            if all(key is not None for key in keys) and len(set(keys)) == len(keys):
-                parts = [value[key] for key in keys]
-                break
-        else:
-            fitting = (names for names in columns if pair is None or bool(names[1]) == pair)
-            wanted = " and ".join(repr(name) for name in next(fitting, columns[0]) if name)
-            raise InputError(
-                f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}; add them"
-            )
-    elif isinstance(value, (list, tuple)):
-        parts = list(value)
-    elif isinstance(value, str) and pair is not False and value.count("\t") == 1:
-        parts = value.split("\t")
-    if len(parts) not in (1, 2) or not all(isinstance(text, str) for text in parts):
-        raise InputError(f"{where}: {value!r:.60} is not a text, nor two of them; give strings")
-    if pair is not None and len(parts) != 1 + pair:
-        wanted = "two texts: write them with a tab between them" if pair else "one text, and no second"
-        raise InputError(f"{where}: {value!r:.60} has {len(parts)}; the task wants {wanted}")
-    return ClassifyExample(parts[0], parts[1] if len(parts) == 2 else None, None, 0, where)
+    return ranking_scores(rankings, [[grade for grade in ranking if grade > 0] for ranking in rankings])

@@ -212,8 +212,9 @@ def _decode(
 ) -> tuple[Task, list[Prediction]]:
     """Returns the predictions of a split and the task, whose settings they tune if `tunes`."""
     predictions = task.decode(split.examples, split.rows, outputs)
-    if tunes and task.tune is not None:
-        task = make_task(task.tune(split.examples, predictions), task.labels, own)
+    settings = task.tune(split.examples, predictions) if tunes else task.config
+    if settings != task.config:
+        task = make_task(settings, task.labels, own)
         predictions = task.decode(split.examples, split.rows, outputs)
     return task, predictions
 

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -18,152 +17,144 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import Row, Task, choose_metric
-from bert_jax.tasks.classify import (
-    CLASS_COLUMNS,
-    count_texts,
-    is_pair,
-    labels_of,
-    named_columns,
-    parse_texts,
-    read_texts,
-)
+from bert_jax.tasks.base import Row, Rows, choose_metric
+from bert_jax.tasks.classify import CLASS_COLUMNS, TextTask
+from bert_jax.tasks.classify_read import labels_of, read_texts
 from bert_jax.tasks.labels import ClassifyExample, read_labels
-from bert_jax.tasks.texts import Labelled, labelled, make_rows, write_split
+from bert_jax.tasks.texts import Labelled, labelled, make_rows
+from bert_jax.text.tokenizer import Tokenizer
 
 _LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # usual names of the column
 METRICS = ("micro_f1", "macro_f1", "mean_average_precision", "subset_accuracy")
 
 
-def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the task; labels and columns are as in `classification_task`.
+class MultilabelTask(TextTask):
+    """Any number of labels for each text."""
 
-    Raises: InputError if a setting cannot be used.
-    """
-    labels = tuple(labels) or labels_of(config)
-    separator = config.label_separator
-    thresholds = numbers_of(config.thresholds, "task.thresholds")
-    if thresholds and labels and len(thresholds) != len(labels):
-        raise InputError(
-            f"task.thresholds has {len(thresholds)} numbers, and there are {len(labels)} labels; give one for each"
-        )
-    return Task(
-        config=config,
-        head=MULTILABEL,
-        labels=labels,
-        metric=choose_metric(config, METRICS),
-        read=partial(read_texts, config, _LABELS, partial(_read_labels, separator, labels_of(config)), ""),
-        parse=partial(parse_texts, named_columns(config), is_pair(config)),
-        make_rows=partial(make_rows, config, partial(_target, labels)),
-        decode=partial(_decode, labels, thresholds or (0.5,) * len(labels)),
-        score=partial(_score, labels),
-        show=lambda prediction: prediction._asdict() | {"labels": list(prediction.labels)},
-        write=partial(write_split, lambda prediction: separator.join(prediction.labels)),
-        find_labels=(lambda examples: labels) if labels else _find_labels,
-        settle=partial(count_texts, config),
-        tune=None if thresholds else partial(_tune, config, labels),
-    )
+    head = MULTILABEL
 
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
+        """Makes the task; labels and columns are as in `ClassificationTask`.
 
-def _read_labels(separator: str, labels: Sequence[str], value: object, where: str) -> dict[str, float] | None:
-    """Returns the labels of a record; a list with a 0 or 1 for each of `labels`, which are names, is in their order.
-
-    Raises: InputError as `read_labels`.
-    """
-    is_hot = isinstance(value, list) and len(value) == len(labels) and all(share in (0, 1) for share in value)
-    if isinstance(value, list) and is_hot and not {"0", "1", "true", "false"} & {*labels}:
-        return {name: float(share) for name, share in zip(labels, value)}
-    return read_labels(separator, value, where)
-
-
-def _find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
-    names = sorted({name for example in examples for name in example.label or ()})
-    given = sum(len(example.label or ()) for example in examples)
-    if names in (["0", "1"], ["false", "true"]) and given == 2 * len(examples):
-        raise InputError(
-            f"{examples[0].where}: all examples have the labels {names[0]} and {names[1]}, so they look like a 0 or 1 "
-            "for each of two labels; set task.labels to their two names in this order, or give the names that hold"
-        )
-    if not names or 2 * len(names) > max(given, 40):
-        raise InputError(
-            f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; check "
-            "task.label_column and task.label_separator, or set task.labels"
-        )
-    for name, sign in itertools.product(names, ";|\t"):
-        if sign in name and {part.strip() for part in name.split(sign)} <= {*names}:
-            where = next(example.where for example in examples if name in (example.label or ()))
+        Raises: InputError if a setting cannot be used.
+        """
+        super().__init__(config, tuple(labels) or labels_of(config))
+        self.metric = choose_metric(config, METRICS)
+        self.thresholds = numbers_of(config.thresholds, "task.thresholds")
+        if self.thresholds and self.labels and len(self.thresholds) != len(self.labels):
             raise InputError(
-                f"{where}: label {name!r:.60} is other labels with {sign!r} between them; set task.label_separator to "
-                "it, or give lists"
+                f"task.thresholds has {len(self.thresholds)} numbers, and there are {len(self.labels)} labels; give "
+                "one for each"
             )
-    return tuple(names)
 
+    def read(self, source: str, split: str) -> list[ClassifyExample]:
+        return read_texts(self.config, _LABELS, self._read_labels, "", source, split)
 
-def _target(labels: Sequence[str], example: ClassifyExample) -> np.ndarray | None:
-    """Returns the probability of each label, [K] float32. Raises: InputError if a label is unknown."""
-    if example.label is None:
-        return None
-    if unknown := sorted(set(example.label) - set(labels)):
-        raise InputError(
-            f"{example.where}: label {unknown[0]!r:.60} is not one of {', '.join(map(repr, labels[:20]))}; correct it, "
-            "or set task.labels to all of them"
-        )
-    return np.array([example.label.get(name, 0.0) for name in labels], np.float32)
+    def _read_labels(self, value: object, where: str) -> dict[str, float] | None:
+        """Returns the labels of a record; a list with a 0 or 1 for each of `task.labels` is in their order.
 
+        Raises: InputError as `read_labels`.
+        """
+        names = labels_of(self.config)
+        is_hot = isinstance(value, list) and len(value) == len(names) and all(share in (0, 1) for share in value)
+        if isinstance(value, list) and is_hot and not {"0", "1", "true", "false"} & {*names}:
+            return {name: float(share) for name, share in zip(names, value)}
+        return read_labels(self.config.label_separator, value, where)
 
-def _decode(
-    labels: Sequence[str],
-    thresholds: Sequence[float],
-    examples: Sequence[ClassifyExample],
-    rows: Sequence[Row],
-    outputs: Sequence[np.ndarray],
-) -> list[Labelled]:
-    """Returns the labels of each example whose probability reaches their threshold."""
-    del examples, rows  # one row per example, in order
-    predictions = []
-    for logits in outputs:
-        shares = [0.5 * (1 + math.tanh(0.5 * float(logit))) for logit in logits]
-        predicted = [name for name, share, threshold in zip(labels, shares, thresholds) if share >= threshold]
-        predictions.append(Labelled(tuple(predicted), dict(zip(labels, shares))))
-    return predictions
+    def find_labels(self, examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+        if self.labels:
+            return self.labels
+        names = sorted({name for example in examples for name in example.label or ()})
+        given = sum(len(example.label or ()) for example in examples)
+        if names in (["0", "1"], ["false", "true"]) and given == 2 * len(examples):
+            raise InputError(
+                f"{examples[0].where}: all examples have the labels {names[0]} and {names[1]}, so they look like a "
+                "0 or 1 for each of two labels; set task.labels to their two names in this order, or give the names "
+                "that hold"
+            )
+        if not names or 2 * len(names) > max(given, 40):
+            raise InputError(
+                f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; check "
+                "task.label_column and task.label_separator, or set task.labels"
+            )
+        for name, sign in itertools.product(names, ";|\t"):
+            if sign in name and {part.strip() for part in name.split(sign)} <= {*names}:
+                where = next(example.where for example in examples if name in (example.label or ()))
+                raise InputError(
+                    f"{where}: label {name!r:.60} is other labels with {sign!r} between them; set task.label_separator "
+                    "to it, or give lists"
+                )
+        return tuple(names)
 
+    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        return make_rows(self.config, self._target, examples, tokenizer, training)
 
-def _truth(labels: Sequence[str], examples: Sequence[ClassifyExample]) -> np.ndarray:
-    """Returns which labels are given, [N, K] bool."""
-    targets = [labelled(_target(labels, example), example.where) for example in examples]
-    return np.array(targets).reshape(-1, len(labels)) > 0.5
+    def _target(self, example: ClassifyExample) -> np.ndarray | None:
+        """Returns the probability of each label, [K] float32. Raises: InputError if a label is unknown."""
+        if example.label is None:
+            return None
+        if unknown := sorted(set(example.label) - set(self.labels)):
+            raise InputError(
+                f"{example.where}: label {unknown[0]!r:.60} is not one of {', '.join(map(repr, self.labels[:20]))}; "
+                "correct it, or set task.labels to all of them"
+            )
+        return np.array([example.label.get(name, 0.0) for name in self.labels], np.float32)
 
+    def decode(
+        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[Labelled]:
+        """Returns the labels of each example, which has one row, whose probability reaches their threshold."""
+        thresholds = self.thresholds or (0.5,) * len(self.labels)
+        predictions = []
+        for logits in outputs:
+            shares = [0.5 * (1 + math.tanh(0.5 * float(logit))) for logit in logits]
+            chosen = zip(self.labels, shares, thresholds)
+            predicted = tuple(name for name, share, threshold in chosen if share >= threshold)
+            predictions.append(Labelled(predicted, dict(zip(self.labels, shares))))
+        return predictions
 
-def _shares(labels: Sequence[str], predictions: Sequence[Labelled]) -> np.ndarray:
-    return np.array([[pred.probabilities[name] for name in labels] for pred in predictions]).reshape(-1, len(labels))
+    def _truth(self, examples: Sequence[ClassifyExample]) -> np.ndarray:
+        """Returns which labels are given, [N, K] bool."""
+        targets = [labelled(self._target(example), example.where) for example in examples]
+        return np.array(targets).reshape(-1, len(self.labels)) > 0.5
 
+    def _shares(self, predictions: Sequence[Labelled]) -> np.ndarray:
+        shares = [[prediction.probabilities[name] for name in self.labels] for prediction in predictions]
+        return np.array(shares).reshape(-1, len(self.labels))
 
-def _score(
-    labels: Sequence[str], examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
-) -> dict[str, float]:
-    """Returns the metrics, and the F1 of each label, as in scikit-learn, with 0 where they are not defined."""
-    truth = _truth(labels, examples)
-    predicted = np.array([[name in pred.labels for name in labels] for pred in predictions]).reshape(truth.shape)
-    right, num_predicted, num_true = (mask.sum(axis=0) for mask in (truth & predicted, predicted, truth))
-    label_f1 = [scores.precision_recall_f1(*map(int, counts))[2] for counts in zip(right, num_predicted, num_true)]
-    shares = _shares(labels, predictions)
-    precisions = [scores.average_precision(truth[:, index], shares[:, index]) for index in range(len(labels))]
-    return {
-        "micro_f1": scores.precision_recall_f1(*(int(counts.sum()) for counts in (right, num_predicted, num_true)))[2],
-        "macro_f1": float(np.mean(label_f1)),
-        "mean_average_precision": float(np.mean(precisions)),
-        "subset_accuracy": float(np.mean((truth == predicted).all(axis=1))) if len(truth) else 0.0,
-        **{f"f1_{name}": value for name, value in zip(labels, label_f1)},
-    }
+    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]) -> dict[str, float]:
+        """Returns the metrics, and the F1 of each label, as in scikit-learn, with 0 where they are not defined."""
+        labels, truth = self.labels, self._truth(examples)
+        predicted = np.array([[name in pred.labels for name in labels] for pred in predictions]).reshape(truth.shape)
+        right, num_predicted, num_true = (mask.sum(axis=0) for mask in (truth & predicted, predicted, truth))
+        label_f1 = [scores.precision_recall_f1(*map(int, counts))[2] for counts in zip(right, num_predicted, num_true)]
+        shares = self._shares(predictions)
+        precisions = [scores.average_precision(truth[:, index], shares[:, index]) for index in range(len(labels))]
+        totals = (int(counts.sum()) for counts in (right, num_predicted, num_true))
+        return {
+            "micro_f1": scores.precision_recall_f1(*totals)[2],
+            "macro_f1": float(np.mean(label_f1)),
+            "mean_average_precision": float(np.mean(precisions)),
+            "subset_accuracy": float(np.mean((truth == predicted).all(axis=1))) if len(truth) else 0.0,
+            **{f"f1_{name}": value for name, value in zip(labels, label_f1)},
+        }
 
+    def show(self, prediction: Labelled) -> dict[str, object]:
+        return {"labels": list(prediction.labels), "probabilities": prediction.probabilities}
 
-def _tune(
-    config: TaskConfig, labels: Sequence[str], examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
-) -> TaskConfig:
-    """Returns the settings with the threshold of each label that gives the best F1; 0.5 for labels without examples."""
-    truth, shares = _truth(labels, examples), _shares(labels, predictions)
-    chosen = [_best_threshold(truth[:, index], shares[:, index]) for index in range(len(labels))]
-    return dataclasses.replace(config, thresholds=",".join(map(repr, chosen)))  # 6 digits may round to 1
+    def value_of(self, prediction: Labelled) -> str:
+        return self.config.label_separator.join(prediction.labels)
+
+    def tune(self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]) -> TaskConfig:
+        """Returns the settings with the threshold of each label that gives the best F1, unless they have thresholds.
+
+        It is 0.5 for labels without examples.
+        """
+        if self.thresholds:
+            return self.config
+        truth, shares = self._truth(examples), self._shares(predictions)
+        chosen = [_best_threshold(truth[:, index], shares[:, index]) for index in range(len(self.labels))]
+        return dataclasses.replace(self.config, thresholds=",".join(map(repr, chosen)))  # 6 digits may round to 1
 
 
 def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:

@@ -119,7 +119,7 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
         note = f"its {start.task if is_own else f'classifier, {about},'} is not used"
         params = {name: part for name, part in start.params.items() if name not in known}
         start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
-    settings = task.settle(examples) if task.settle is not None else config.task
+    settings = task.settle(examples)
     if (settings, labels) != (task.config, task.labels):
         task = make_task(settings, labels, own)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)

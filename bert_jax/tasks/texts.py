@@ -5,7 +5,7 @@ A row is [CLS] A [SEP], or [CLS] A [SEP] B [SEP]. Source: paper, sections 3.2 an
 run_classifier.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -160,11 +160,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def decode_classes(
-    labels: Sequence[str], examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-) -> list[Classified]:
-    """Returns the most likely class of each example; ties go to the first."""
-    del examples, rows  # one row per example, in order
+def decode_classes(labels: Sequence[str], outputs: Sequence[np.ndarray]) -> list[Classified]:
+    """Returns the most likely class of each example, which has one row; ties go to the first."""
     if not len(outputs):
         return []
     probabilities = softmax(np.stack([np.asarray(output) for output in outputs]))
@@ -172,11 +169,8 @@ def decode_classes(
     return [Classified(str(labels[index]), dict(zip(labels, row))) for index, row in zip(best, probabilities.tolist())]
 
 
-def decode_numbers(
-    activation: str, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-) -> list[Scored]:
-    """Returns the number of each example, through the activation of the settings."""
-    del examples, rows
+def decode_numbers(activation: str, outputs: Sequence[np.ndarray]) -> list[Scored]:
+    """Returns the number of each example, which has one row, through the activation of the settings."""
     return [Scored(float(_ACTIVATIONS[activation](np.asarray(output, np.float64).reshape(())))) for output in outputs]
 
 
@@ -189,7 +183,7 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def score_classes(
-    metrics: Sequence[str], classes: Classes, examples: Sequence[ClassifyExample], predictions: Sequence[Classified]
+    metrics: Iterable[str], classes: Classes, examples: Sequence[ClassifyExample], predictions: Sequence[Classified]
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
     truth = [labelled(classes.of(example), example.where) for example in examples]
@@ -209,14 +203,6 @@ def labelled(label: Label | None, where: str) -> Label:
     if label is None:
         raise InputError(f"{where} has no label; predictions are scored where labels are known")
     return label
-
-
-def write_split(
-    value_of: Callable[[Any], object], directory: Place, split: str, examples: Sequence[Any], predictions: Sequence[Any]
-) -> None:
-    """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
-    ids, values = [example.id for example in examples], [value_of(prediction) for prediction in predictions]
-    write_predictions(directory / f"{split}.tsv", ids, values)
 
 
 def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:

@@ -20,7 +20,7 @@ from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneTrainConfig
 from bert_jax.settings.pretraining import OptimizerConfig
 from bert_jax.tasks.squad.read import read_squad
 from bert_jax.tasks.squad.score import score_files
-from bert_jax.tasks.squad.task import squad_task
+from bert_jax.tasks.squad.task import SquadTask
 from bert_jax.tasks.tagging import entities, read_conll
 from bert_jax.tasks.tagging import score_files as score_tags
 from bert_jax.text.normalize import Normalizer
@@ -73,7 +73,7 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
         (answer,) = example.answers
         assert example.context.startswith(answer.text, answer.start)  # code points, not bytes
     tokenizer = learn(text_of(examples), (1400 if language == "zh" else 2500) if learn is learn_wordpiece else 3000)
-    task = squad_task(TaskConfig(name="squad1", max_seq_length=384, max_answer_length=400, num_best=5))
+    task = SquadTask(TaskConfig(name="squad1", max_seq_length=384, max_answer_length=400, num_best=5))
     made = task.make_rows(examples, tokenizer, True)
     assert not [reason for reason in made.counts if reason.startswith("skipped")]
     assert {row.example for row in made.rows} == set(range(970))  # windows, of some questions several

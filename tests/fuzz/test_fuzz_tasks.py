@@ -16,7 +16,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import tagging
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.glue import score as glue_score
-from bert_jax.tasks.glue.tasks import TASKS
+from bert_jax.tasks.glue.read import TASKS
 from bert_jax.tasks.squad import score as squad_score
 from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every task is made by its name."""
 
-import dataclasses
-
 import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import Sequences
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.catalog import NAMES, Own, make_task
+from bert_jax.tasks.classify import ClassificationTask
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,12 +43,22 @@ def test_an_own_task_and_head_are_checked():
     config = TaskConfig(name="mine")
     usual = make_task(TaskConfig(name="sst2"))
     head = Mine()
-    made = make_task(config, ("a",), Own(lambda config, labels: dataclasses.replace(usual, labels=labels), head))
-    assert made.head is head and made.labels == ("a",)
+    made = make_task(config, ("a", "b"), Own(ClassificationTask, head))
+    assert made.head is head and made.labels == ("a", "b")
     for own, problem in (
-        (Own(lambda config, labels: None), "get_task returned None, not a Task; return bert_jax.Task"),
+        (Own(lambda config, labels: None), "get_task returned None, not a Task; return an instance"),
         (Own(lambda config, labels: usual, "mine"), "head 'mine' is not a Head; give an instance"),
         (Own(lambda config, labels: usual, Usurper()), "give it another"),
     ):
         with pytest.raises(InputError, match=problem):
             make_task(config, (), own)
+
+
+def test_what_an_own_task_lacks_is_named_before_training():
+    class Silent(ClassificationTask):
+        """A task without predictions."""
+
+        decode = Task.decode
+
+    with pytest.raises(InputError, match="the task Silent has no decode; give it such a method"):
+        make_task(TaskConfig(name="mine"), (), Own(Silent))

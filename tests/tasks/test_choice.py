@@ -10,7 +10,7 @@ from builders import message
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.choice import ChoiceExample, Chosen, choice_task
+from bert_jax.tasks.choice import ChoiceExample, ChoiceTask, Chosen
 
 SWAG = (
     ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
@@ -19,7 +19,7 @@ SWAG = (
 
 
 def task(**settings):
-    return choice_task(TaskConfig(name="choice", **settings))
+    return ChoiceTask(TaskConfig(name="choice", **settings))
 
 
 def read(tmp_path, name, content, split="train", **settings):
@@ -105,8 +105,8 @@ def test_what_is_wrong_is_said(tmp_path, line, problem):
 
 
 def test_settings_that_cannot_be_used():
-    assert "task.metric 'f1' is not one of accuracy" in message(choice_task, TaskConfig(name="choice", metric="f1"))
-    assert "choices are counted from 0" in message(choice_task, TaskConfig(name="choice", labels="a,b"))
+    assert "task.metric 'f1' is not one of accuracy" in message(ChoiceTask, TaskConfig(name="choice", metric="f1"))
+    assert "choices are counted from 0" in message(ChoiceTask, TaskConfig(name="choice", labels="a,b"))
 
 
 def test_a_row_holds_a_sequence_for_each_choice(tokenizer):
@@ -186,7 +186,7 @@ def test_swag_and_codah(shared_data, tokenizer):
 def test_a_column_of_thousands_of_digits_is_a_column_like_any(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text(f"sent1\tending0\tending1\tending{'9' * 5000}\tlabel\nThe ban\tran\tsat\tis\t\x1c1\n")
-    example = choice_task(TaskConfig(name="choice")).read(str(path), "train")[0]
+    example = ChoiceTask(TaskConfig(name="choice")).read(str(path), "train")[0]
     assert example.choices == ("ran", "sat") and example.label == 1
 
 

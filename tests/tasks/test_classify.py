@@ -12,14 +12,14 @@ from builders import message, write
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.classify import classification_task, regression_task
+from bert_jax.tasks.classify import ClassificationTask, RegressionTask
 from bert_jax.tasks.labels import ClassifyExample, classes_of
 from bert_jax.tasks.texts import Classified, Scored, write_predictions
 from bert_jax.text.fitting import pair_lengths
 
 
 def classify(labels=(), **settings):
-    return classification_task(TaskConfig(name="classification", **settings), labels)
+    return ClassificationTask(TaskConfig(name="classification", **settings), labels)
 
 
 def example(text="a", second=None, label=None):
@@ -61,7 +61,7 @@ def test_a_hidden_label_of_test_is_unknown(tmp_path):
     numbers = write(tmp_path / "test.jsonl", '{"text": "a", "label": -1}')
     assert classify(("0", "1")).read(numbers, "test")[0].label is None
     assert classify(("-1", "1")).read(numbers, "test")[0].label == "-1"  # a class
-    assert regression_task(TaskConfig(name="regression")).read(numbers, "test")[0].label == -1.0
+    assert RegressionTask(TaskConfig(name="regression")).read(numbers, "test")[0].label == -1.0
     dev = write(tmp_path / "dev.csv", "text,label\na,-1\n")
     assert classify(("no", "yes")).read(dev, "dev")[0].label == "-1"  # which is refused as no class
 
@@ -127,7 +127,7 @@ def test_a_bad_object_is_named(tmp_path, line, problem):
     assert path + problem in message(classify().read, path, "train")
 
 
-@pytest.mark.parametrize("task", [classify(), regression_task(TaskConfig(name="regression"))])
+@pytest.mark.parametrize("task", [classify(), RegressionTask(TaskConfig(name="regression"))])
 def test_labels_are_missed_when_data_are_read(tmp_path, task):
     for split in ("train", "dev"):
         path = write(tmp_path / f"{split}.tsv", "text\tlabel\na\t1\nb\t\nc\t\n")
@@ -144,9 +144,9 @@ def test_labels_of_training_data_are_sorted():
     assert classify().find_labels([example(label=each) for each in ("10", "9", "-1")]) == ("-1", "9", "10")
     assert classify(labels=("x", "y")).find_labels([]) == ("x", "y")
     assert classify(labels=(), metric="mcc").labels == ()
-    task = classification_task(TaskConfig(name="classification", labels="no, yes"))
+    task = ClassificationTask(TaskConfig(name="classification", labels="no, yes"))
     assert task.labels == ("no", "yes") and task.num_outputs == 2
-    assert classification_task(task.config, ("yes", "no")).labels == ("yes", "no")  # a trained model's win
+    assert ClassificationTask(task.config, ("yes", "no")).labels == ("yes", "no")  # a trained model's win
 
 
 def test_labels_that_cannot_be_learnt():
@@ -156,7 +156,7 @@ def test_labels_that_cannot_be_learnt():
     numbers = [example(label=str(number / 7)) for number in range(30)]
     assert "numbers are for the task regression" in message(task.find_labels, numbers)
     for labels in ("a", "a,a", "a,,b"):
-        assert "task.labels" in message(classification_task, TaskConfig(name="classification", labels=labels))
+        assert "task.labels" in message(ClassificationTask, TaskConfig(name="classification", labels=labels))
     assert "one of accuracy, f1, macro_f1, mcc" in message(lambda: classify(metric="auc"))
     assert "use macro_f1" in message(lambda: classify(("a", "b", "c"), metric="f1"))
 
@@ -172,7 +172,7 @@ def test_a_number_is_a_name_and_not_the_place_of_a_class(tokenizer):
     stars = classify(("1 star", "2 stars", "3 stars"))
     assert "label '1' is not one of '1 star', '2 stars', '3 stars'" in message(labels, stars, "1")
     assert "label '0' is not one of 'ham', 'spam'" in message(labels, classify(("ham", "spam")), "0")
-    by_user = classification_task(TaskConfig(name="classification", labels="good,bad,odd"))
+    by_user = ClassificationTask(TaskConfig(name="classification", labels="good,bad,odd"))
     assert "label '1' is not one of 'good', 'bad', 'odd'" in message(labels, by_user, "1")
     assert "label 'LABEL_0'" in message(labels, classify(("ham", "spam")), "LABEL_0")
     assert "f:1 has no label; training" in message(labels, classify(("no", "yes")), None)
@@ -313,7 +313,7 @@ def test_predictions_of_classes(tmp_path, tokenizer):
 
 
 def test_regression(tmp_path, tokenizer):
-    task = regression_task(TaskConfig(name="regression"))
+    task = RegressionTask(TaskConfig(name="regression"))
     path = write(tmp_path / "test.tsv", "text\tscore\na\t1.5\nb\t-2e1\nc\t\n")
     examples = task.read(path, "test")
     assert [each.label for each in examples] == [1.5, -20.0, None]
@@ -326,7 +326,7 @@ def test_regression(tmp_path, tokenizer):
     for value in ("nan", "inf", "x"):
         path = write(tmp_path / "b.tsv", f"text\tscore\na\t{value}\n")
         assert f"{path}:2: label '{value}' is not a finite number" in message(task.read, path, "train")
-    assert "one of pearson, spearman" in message(regression_task, TaskConfig(name="regression", metric="f1"))
+    assert "one of pearson, spearman" in message(RegressionTask, TaskConfig(name="regression", metric="f1"))
 
 
 # Real data
@@ -340,10 +340,10 @@ def test_sick_as_classes_and_as_numbers(shared_data, tokenizer):
     assert (len(train), len(dev), task.read(source, "test")) == (4500, 500, [])
     labels = task.find_labels(train)
     assert labels == ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")
-    rows = classification_task(task.config, labels).make_rows(dev, tokenizer, True).rows
+    rows = ClassificationTask(task.config, labels).make_rows(dev, tokenizer, True).rows
     assert len(rows) == 500 and {row.label for row in rows} == {0, 1, 2}
     config = TaskConfig(name="regression", label_column="relatedness_score", **columns)
-    numbers = [each.label for each in regression_task(config).read(source, "train")]
+    numbers = [each.label for each in RegressionTask(config).read(source, "train")]
     assert (min(numbers), max(numbers), len(numbers)) == (1.0, 5.0, 4500)
 
 
@@ -369,7 +369,7 @@ def test_all_splits_have_as_many_texts_as_the_training_data(tmp_path):
         (single, pairs, "has pairs of 'text1' and 'text2', and the task takes one text; give data like"),
     ):
         task = classify()
-        settled = classification_task(task.settle(task.read(train, "train")), ("x", "y"))
+        settled = ClassificationTask(task.settle(task.read(train, "train")), ("x", "y"))
         assert len(settled.read(train, "train")) == 2
         assert problem in message(settled.read, f"{train},{other}", "dev")
 
@@ -396,11 +396,11 @@ def test_rerankers_are_scored_by_the_order_of_the_candidates_of_each_query():
     examples = [ClassifyExample(query, str(n), grade) for query, grades in (("a", "010"), ("b", "100"), ("c", "00"))
                 for n, grade in enumerate(grades)]  # fmt: skip
     values = [0.1, 0.5, 0.9, 0.3, 0.3, 0.1, 0.2, 0.1]  # a: its second is second; b: a tie is lost
-    regression = regression_task(TaskConfig(name="regression", metric="mrr@10"))
+    regression = RegressionTask(TaskConfig(name="regression", metric="mrr@10"))
     found = regression.score(examples, [Scored(value) for value in values])
     assert found["mrr@10"] == 0.5 and found["recall@1"] == 0 and found["recall@10"] == 1 and "pearson" in found
-    classes = classification_task(TaskConfig(name="classification", metric="ndcg@10"), ("0", "1"))
+    classes = ClassificationTask(TaskConfig(name="classification", metric="ndcg@10"), ("0", "1"))
     said = [Classified("0", {"0": 1 - value, "1": value}) for value in values]
     assert classes.metric == "ndcg@10" and classes.score(examples, said)["mrr@10"] == 0.5
     with pytest.raises(InputError, match=r"task\.metric .x. is not one of pearson, spearman, ndcg@10"):
-        regression_task(TaskConfig(name="regression", metric="x"))
+        RegressionTask(TaskConfig(name="regression", metric="x"))

@@ -16,9 +16,9 @@ from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks import evaluation
-from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.base import Row, Rows
 from bert_jax.tasks.catalog import make_task
-from bert_jax.tasks.classify import classification_task
+from bert_jax.tasks.classify import ClassificationTask
 from bert_jax.tasks.evaluation import (
     Inference,
     Split,
@@ -36,14 +36,18 @@ def constant_of(head, labels, train, lengths=(1,)):
     """Returns what `constant_scores` predicts for a row of each of some lengths, trained on rows with some labels."""
     seen = []
 
-    def decode(examples, rows, outputs):
-        seen.extend(outputs)
-        return outputs
+    class Counting(ClassificationTask):
+        """Scores are counts of predictions."""
 
-    task = Task(
-        TaskConfig(), HEADS[head], labels, "metric", None, None, None, decode,
-        lambda examples, predictions: {"metric": float(len(predictions))}, None, None,
-    )  # fmt: skip
+        def decode(self, examples, rows, outputs):
+            seen.extend(outputs)
+            return outputs
+
+        def score(self, examples, predictions):
+            return {"metric": float(len(predictions))}
+
+    task = Counting(TaskConfig(), labels)
+    task.head = HEADS[head]
     row = lambda label, length=1: Row(0, np.zeros(length, np.int32), np.zeros(length, np.uint8), (length,), label)  # noqa: E731
     trained = Split("train", [], [row(label) for label in train], {})
     dev = Split("dev", list(lengths), [row(None, length) for length in lengths], {})
@@ -78,9 +82,9 @@ def test_spans_begin_and_end_nowhere():
 def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     source = make_topics(tmp_path / "topics")
     bert = load_pretrained(make_pretrained(tmp_path))
-    task = classification_task(TaskConfig(name="classification", max_seq_length=16), ())
+    task = ClassificationTask(TaskConfig(name="classification", max_seq_length=16), ())
     examples = task.read(str(source), "dev")[:13]
-    task = classification_task(task.config, task.find_labels(examples))
+    task = ClassificationTask(task.config, task.find_labels(examples))
     split = make_split(task, bert.tokenizer, "dev", examples)
     assert isinstance(task.make_rows(examples, bert.tokenizer, False), Rows)
     model = tiny_model(vocab_size=bert.tokenizer.vocab_size)

@@ -182,7 +182,7 @@ def test_metrics_are_scikit_learns():
     tuned = task().tune(examples, made)
     assert [float(each) for each in tuned.thresholds.split(",")] == pytest.approx([0.25, 0.4, 0.5])
     assert task(thresholds="0.3,0.9,0.9").decode(examples, [], [np.zeros(3)])[0].labels == ("b",)
-    assert task(thresholds=tuned.thresholds).tune is None
+    assert task(thresholds=tuned.thresholds).tune(examples, made).thresholds == tuned.thresholds
 
 
 def test_a_threshold_between_probabilities_near_1_parts_them():

@@ -15,7 +15,7 @@ from bert_jax import load_tokenizer
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import ner
-from bert_jax.tasks.ner import FoundEntity, NerExample, Tagged, ner_task
+from bert_jax.tasks.ner import FoundEntity, NerExample, NerTask, Tagged
 from bert_jax.tasks.tagging import Entity, entities, read_conll, scheme_of, score_files, score_tags, to_tags
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -23,7 +23,7 @@ CONLL = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nLovelace NNP I-NP I-PER\n\n
 
 
 def task(labels=(), **settings):
-    return ner_task(TaskConfig(name="ner", **settings), labels)
+    return NerTask(TaskConfig(name="ner", **settings), labels)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
@@ -285,7 +285,7 @@ TAGS = "O,B-PER,I-PER,B-LOC,I-LOC"
     ],
 )
 def test_numbers_of_tags_and_what_other_programs_write(tmp_path, name, content, labels, wanted):
-    made, path = ner_task(TaskConfig(name="ner", labels=labels)), write(tmp_path / name, content)
+    made, path = NerTask(TaskConfig(name="ner", labels=labels)), write(tmp_path / name, content)
     if isinstance(wanted, list):
         assert made.read(path, "train")[0].tags == wanted
     else:
@@ -316,7 +316,7 @@ def test_labels_are_those_of_iob2(tmp_path):
     examples = [NerExample(["a", "b"], tags) for tags in (["I-PER", "O"], ["S-a-b", "O"])]
     assert task().find_labels(examples) == ("O", "B-PER", "I-PER", "B-a-b", "I-a-b")
     assert task(labels=LABELS).find_labels([]) == LABELS and task(LABELS).num_outputs == 5
-    by_types = ner_task(TaskConfig(name="ner", labels="LOC, PER"))
+    by_types = NerTask(TaskConfig(name="ner", labels="LOC, PER"))
     assert by_types.labels == LABELS
     assert "no word has a tag other than O" in message(task().find_labels, [NerExample(["a"], ["O"])])
     assert "are not O and tags such as" in message(task, ("O", "B-PER", "PER"))

@@ -66,7 +66,7 @@ class MaskedWords(Head):
     pipeline = "fill-mask"
 
     def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        assert batch.mlm_positions is not None, "the batch lacks mlm_positions [B, P], the places that are predicted"
+        assert batch.mlm_positions is not None, "the batch has no mlm_positions [B, P], the places that are predicted"
         predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
         return MaskedLanguageModel(model.config, name="mlm")(predicted, encoded.word_table)
 

@@ -7,7 +7,6 @@ pairs, or BEIR's corpus, for those that belong to each query.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,24 +40,121 @@ class Embedded(NamedTuple):
     vectors: np.ndarray  # [T, K] float32
 
 
-def embedding_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the task of embeddings, which has no classes. Raises: InputError if a setting cannot be used."""
-    config = dataclasses.replace(config, max_seq_length=config.max_seq_length or _USUAL_LENGTH)
-    check_length(config)
-    return Task(
-        config=config,
-        head=EMBEDDINGS,
-        labels=(),
-        metric=choose_metric(config, METRICS),
-        read=partial(read_texts, config),
-        parse=_parse,
-        make_rows=partial(_make_rows, config),
-        decode=_decode,
-        score=_score,
-        show=lambda prediction: {"embedding": [round(float(value), 6) for value in prediction.vectors[0]]},
-        write=_write,
-        settle=partial(_settle, config),
-    )
+class EmbeddingTask(Task):
+    """A vector for each text."""
+
+    head = EMBEDDINGS
+
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
+        """Makes the task, which has no classes. Raises: InputError if a setting cannot be used."""
+        super().__init__(dataclasses.replace(config, max_seq_length=config.max_seq_length or _USUAL_LENGTH))
+        check_length(self.config)
+        self.metric = choose_metric(config, METRICS)
+
+    def read(self, source: str, split: str) -> list[TextsExample]:
+        return read_texts(self.config, source, split)
+
+    def parse(self, value: object, where: str) -> TextsExample:
+        """Returns the example of a text, which is a query, or of {"query": ...} or {"passage": ...}."""
+        if isinstance(value, Mapping) and len(value) == 1:
+            kind, text = next(iter(value.items()))
+            if kind in ("query", "passage", "text") and isinstance(text, str):
+                return TextsExample((text,), None, 0, where, is_passage=kind == "passage")
+        if isinstance(value, (list, tuple)) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, str):
+            raise InputError(f'{where}: {value!r:.60} is not a text; give a string, or {{"passage": "..."}}')
+        return TextsExample((value,), None, 0, where)
+
+    def settle(self, examples: Sequence[TextsExample]) -> TaskConfig:
+        """Returns the settings with the loss and the metric for the data. Raises: InputError if they do not fit."""
+        graded = is_graded(examples)
+        loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
+        if graded != (loss in ("cosent", "cosine")):
+            kind, fitting = (
+                ("graded pairs", "cosent or cosine") if graded else ("texts without scores", "infonce or triplet")
+            )
+            raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
+        if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
+            raise InputError("embedding.loss triplet needs hard negatives, and no example has one; use infonce")
+        if loss == "infonce" and len({example.texts[1] for example in examples}) < 2 < len(examples):
+            raise InputError(
+                f"{examples[0].where}: all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}, "
+                "and nothing is to be told apart; check task.second_text_column"
+            )
+        best = self.config.embedding.best_score
+        for example in examples if loss == "cosine" else ():
+            if abs(example.score or 0) > best:
+                raise InputError(
+                    f"{example.where}: score {example.score:g} is above embedding.best_score {best:g}, that of a "
+                    "cosine of 1; set it"
+                )
+        metric = self.config.metric or getattr(examples, "metric", "")
+        embedding = dataclasses.replace(self.config.embedding, loss=loss)
+        return dataclasses.replace(self.config, metric=metric, embedding=embedding)
+
+    def make_rows(self, examples: Sequence[TextsExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        """Returns a row with a label for each example in training, or else a row for each distinct text."""
+        counts = dict(getattr(examples, "counts", {}))
+        fitted, cut = fit_prompted(self.config, _keys(examples), tokenizer)
+        counts[CUT] = cut
+        rows: list[Row] = []
+        if not training:
+            occurrences: dict[tuple[bool, str], list[tuple[int, int]]] = {}
+            for number, example in enumerate(examples):
+                for index, text in enumerate(example.texts):
+                    occurrences.setdefault((example.is_query(index), text), []).append((number, index))
+            for key, uses in occurrences.items():
+                ids = fitted[key][0]
+                rows.append(Row(uses[0][0], ids, np.zeros(len(ids), np.uint8), (len(ids),), None, uses))
+            return Rows(rows, {reason: count for reason, count in counts.items() if count})
+        numbers: dict[bytes, int] = {}
+        same = 0
+        for number, example in enumerate(examples):
+            parts = [fitted[example.is_query(index), text] for index, text in enumerate(example.texts)]
+            texts = [numbers.setdefault(known, len(numbers)) for _, known in parts]
+            same += texts[1] in texts[2:]
+            ids = np.concatenate([part for part, _ in parts])
+            lengths = tuple(len(part) for part, _ in parts)
+            rows.append(Row(number, ids, np.zeros(len(ids), np.uint8), lengths, (example.score or 0.0, *texts)))
+        counts[SAME] = counts.get(SAME, 0) + same
+        return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+    def decode(
+        self, examples: Sequence[TextsExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[Embedded]:
+        by_example: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
+        for row, vector in zip(rows, outputs):
+            for number, index in row.detail:
+                by_example[number][index] = np.asarray(vector, np.float32)
+        return [Embedded(np.stack(vectors)) for vectors in by_example]
+
+    def score(self, examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> dict[str, float]:
+        """Returns correlations of graded pairs, or else metrics of rankings."""
+        if is_graded(examples):
+            truth = [float(example.score or 0.0) for example in examples]
+            return {name: metric(truth, _cosines(predictions)) for name, metric in NUMBER_METRICS.items()}
+        ranked = _rank(examples, predictions)
+        return scores.ranking_scores([grades for _, _, grades, _ in ranked], [truth for _, _, _, truth in ranked])
+
+    def show(self, prediction: Embedded) -> dict[str, object]:
+        return {"embedding": [round(float(value), 6) for value in prediction.vectors[0]]}
+
+    def write(
+        self, directory: Place, split: str, examples: Sequence[TextsExample], predictions: Sequence[Embedded]
+    ) -> None:
+        """Writes the cosines of graded pairs to SPLIT.tsv, or rankings to SPLIT.trec, as trec_eval reads them."""
+        if is_graded(examples) or all(len(example.texts) > 1 and example.relevant is None for example in examples):
+            ids = [example.id for example in examples]
+            write_predictions(directory / f"{split}.tsv", ids, _cosines(predictions))
+            return
+        lines = [
+            f"{query} Q0 {name} {rank} {cosine:.6f} bert_jax\n"
+            for query, best, _, _ in _rank(examples, predictions)
+            for rank, (name, cosine) in enumerate(best, 1)
+        ]
+        with atomic_path(directory / f"{split}.trec") as temporary:
+            temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig, list[str]]:
@@ -87,75 +183,6 @@ def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig
 def are_alone(examples: Sequence[TextsExample]) -> bool:
     """Returns whether each text is its own positive, as in SimCSE."""
     return all(example.texts[:1] == example.texts[1:] for example in examples)
-
-
-def _settle(config: TaskConfig, examples: Sequence[TextsExample]) -> TaskConfig:
-    """Returns the settings with the loss and the metric for the data. Raises: InputError if they do not fit."""
-    graded = is_graded(examples)
-    loss = config.embedding.loss or ("cosent" if graded else "infonce")
-    if graded != (loss in ("cosent", "cosine")):
-        kind, fitting = (
-            ("graded pairs", "cosent or cosine") if graded else ("texts without scores", "infonce or triplet")
-        )
-        raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
-    if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
-        raise InputError("embedding.loss triplet needs hard negatives, and no example has one; use infonce")
-    if loss == "infonce" and len({example.texts[1] for example in examples}) < 2 < len(examples):
-        raise InputError(
-            f"{examples[0].where}: all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}, and "
-            "nothing is to be told apart; check task.second_text_column"
-        )
-    best = config.embedding.best_score
-    if loss == "cosine" and (wide := next((example for example in examples if abs(example.score or 0) > best), None)):
-        raise InputError(
-            f"{wide.where}: score {wide.score:g} is above embedding.best_score {best:g}, that of a cosine of 1; set it"
-        )
-    metric = config.metric or getattr(examples, "metric", "")
-    return dataclasses.replace(config, metric=metric, embedding=dataclasses.replace(config.embedding, loss=loss))
-
-
-def _parse(value: object, where: str) -> TextsExample:
-    """Returns the example of a user's input: a text as a query, or {"query": ...} or {"passage": ...}."""
-    if isinstance(value, Mapping) and len(value) == 1:
-        kind, text = next(iter(value.items()))
-        if kind in ("query", "passage", "text") and isinstance(text, str):
-            return TextsExample((text,), None, 0, where, is_passage=kind == "passage")
-    if isinstance(value, (list, tuple)) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, str):
-        raise InputError(f'{where}: {value!r:.60} is not a text; give a string, or {{"passage": "..."}}')
-    return TextsExample((value,), None, 0, where)
-
-
-# Rows
-
-
-def _make_rows(config: TaskConfig, examples: Sequence[TextsExample], tokenizer: Tokenizer, training: bool) -> Rows:
-    """Returns a row with a label for each example in training, or else a row for each distinct text."""
-    counts = dict(getattr(examples, "counts", {}))
-    fitted, cut = fit_prompted(config, _keys(examples), tokenizer)
-    counts[CUT] = cut
-    rows: list[Row] = []
-    if not training:
-        occurrences: dict[tuple[bool, str], list[tuple[int, int]]] = {}
-        for number, example in enumerate(examples):
-            for index, text in enumerate(example.texts):
-                occurrences.setdefault((example.is_query(index), text), []).append((number, index))
-        for key, uses in occurrences.items():
-            ids = fitted[key][0]
-            rows.append(Row(uses[0][0], ids, np.zeros(len(ids), np.uint8), (len(ids),), None, uses))
-        return Rows(rows, {reason: count for reason, count in counts.items() if count})
-    numbers: dict[bytes, int] = {}
-    same = 0
-    for number, example in enumerate(examples):
-        parts = [fitted[example.is_query(index), text] for index, text in enumerate(example.texts)]
-        texts = [numbers.setdefault(known, len(numbers)) for _, known in parts]
-        same += texts[1] in texts[2:]
-        ids = np.concatenate([part for part, _ in parts])
-        lengths = tuple(len(part) for part, _ in parts)
-        rows.append(Row(number, ids, np.zeros(len(ids), np.uint8), lengths, (example.score or 0.0, *texts)))
-    counts[SAME] = counts.get(SAME, 0) + same
-    return Rows(rows, {reason: count for reason, count in counts.items() if count})
 
 
 def _keys(examples: Sequence[TextsExample]) -> list[tuple[bool, str]]:
@@ -189,26 +216,6 @@ def fit_prompted(
         key: (row.token_ids, np.asarray(ids[:room], np.int32).tobytes()) for key, row, ids in zip(keys, joined, alone)
     }
     return texts, sum(row.was_cut for row in joined)
-
-
-# Predictions
-
-
-def _decode(examples: Sequence[TextsExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Embedded]:
-    by_example: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
-    for row, vector in zip(rows, outputs):
-        for number, index in row.detail:
-            by_example[number][index] = np.asarray(vector, np.float32)
-    return [Embedded(np.stack(vectors)) for vectors in by_example]
-
-
-def _score(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> dict[str, float]:
-    """Returns correlations of graded pairs, or else metrics of rankings."""
-    if is_graded(examples):
-        truth = [float(example.score or 0.0) for example in examples]
-        return {name: metric(truth, _cosines(predictions)) for name, metric in NUMBER_METRICS.items()}
-    ranked = _rank(examples, predictions)
-    return scores.ranking_scores([grades for _, _, grades, _ in ranked], [truth for _, _, _, truth in ranked])
 
 
 def _cosines(predictions: Sequence[Embedded]) -> list[float]:
@@ -254,18 +261,3 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
         grades = truth[query]
         ranked.append((query, best, [grades.get(name, 0.0) for name, _ in best], list(grades.values())))
     return ranked
-
-
-def _write(directory: Place, split: str, examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> None:
-    """Writes the cosines of graded pairs to SPLIT.tsv, or rankings to SPLIT.trec, as trec_eval reads them."""
-    if is_graded(examples) or all(len(example.texts) > 1 and example.relevant is None for example in examples):
-        ids = [example.id for example in examples]
-        write_predictions(directory / f"{split}.tsv", ids, _cosines(predictions))
-        return
-    lines = [
-        f"{query} Q0 {name} {rank} {cosine:.6f} bert_jax\n"
-        for query, best, _, _ in _rank(examples, predictions)
-        for rank, (name, cosine) in enumerate(best, 1)
-    ]
-    with atomic_path(directory / f"{split}.trec") as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")

@@ -17,7 +17,7 @@ from bert_jax.tasks.squad.score import (
     score_squad1,
     score_squad2,
 )
-from bert_jax.tasks.squad.task import squad_task
+from bert_jax.tasks.squad.task import SquadTask
 
 
 def question(id, *answers):
@@ -97,7 +97,7 @@ def test_a_question_without_an_answer_is_not_of_v1(tmp_path):
     path = tmp_path / "dev.json"
     path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
     with pytest.raises(InputError, match="squad1 cannot score them, so use squad2"):
-        squad_task(TaskConfig(name="squad1", max_seq_length=128)).read(f"dev={path}", "dev")
+        SquadTask(TaskConfig(name="squad1", max_seq_length=128)).read(f"dev={path}", "dev")
 
 
 def test_a_missing_prediction_scores_nothing():

@@ -11,7 +11,7 @@ from bert_jax import InputError
 from bert_jax.model.heads.spans import SPANS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.squad.read import Answer, SquadExample
-from bert_jax.tasks.squad.task import squad_task
+from bert_jax.tasks.squad.task import SquadTask
 from bert_jax.text.tokenizer import wordpiece_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -36,12 +36,12 @@ def outputs_for(task, examples, peaks):
 
 
 def test_squad1(tmp_path):
-    task = squad_task(TaskConfig(name="squad1", max_seq_length=100))
+    task = SquadTask(TaskConfig(name="squad1", max_seq_length=100))
     assert (task.head, task.labels, task.num_outputs, task.metric) == (SPANS, (), 2, "f1")
-    assert task.tune is None
     rows, outputs = outputs_for(task, EXAMPLES[:2], [("rome", 5), ("capital", 5)])
     predictions = task.decode(EXAMPLES[:2], rows, outputs)
     assert task.score(EXAMPLES[:2], predictions) == {"exact_match": 50, "f1": 50}
+    assert task.tune(EXAMPLES[:2], predictions) == task.config
     shown = task.show(predictions[0])
     assert (shown["answer"], shown["start"], shown["end"]) == ("Rome", 0, 4)
     assert shown["probability"] == shown["n_best"][0]["probability"] > 0.9
@@ -61,7 +61,7 @@ def test_squad1(tmp_path):
 
 
 def test_squad2_finds_its_threshold(tmp_path):
-    task = squad_task(TaskConfig(name="squad2", max_seq_length=100))
+    task = SquadTask(TaskConfig(name="squad2", max_seq_length=100))
     assert task.metric == "best_f1"
     # Nothing says "no answer" loud enough at first: odds are -10, -4 and -2 by the heights of the peaks.
     rows, outputs = outputs_for(task, EXAMPLES, [("rome", 5), ("italy", 2), ("is", 1)])
@@ -71,7 +71,7 @@ def test_squad2_finds_its_threshold(tmp_path):
     assert (scores["exact_match"], scores["HasAns_f1"], scores["NoAns_f1"]) == (pytest.approx(200 / 3), 100, 0)
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, -4)
     assert (scores["best_exact"], scores["best_exact_thresh"]) == (100, -4)
-    tuned = squad_task(task.tune(EXAMPLES, predictions))
+    tuned = SquadTask(task.tune(EXAMPLES, predictions))
     assert tuned.config == dataclasses.replace(task.config, null_threshold=-4)
     predictions = tuned.decode(EXAMPLES, rows, outputs)
     assert tuned.score(EXAMPLES, predictions)["exact_match"] == 100
@@ -84,7 +84,7 @@ def test_squad2_finds_its_threshold(tmp_path):
 
 def test_the_threshold_that_is_kept_reproduces_the_best_f1():
     """Where no answer at all is best, and among equal odds, what the official script says is of no threshold."""
-    task = squad_task(TaskConfig(name="squad2", max_seq_length=100))
+    task = SquadTask(TaskConfig(name="squad2", max_seq_length=100))
     unanswerable = EXAMPLES[2]._replace(id="4")
     examples = [EXAMPLES[1], EXAMPLES[2], unanswerable]
     rows, outputs = outputs_for(task, examples, [("rome", 0.5), ("is", 1.5), ("is", 1)])
@@ -92,7 +92,7 @@ def test_the_threshold_that_is_kept_reproduces_the_best_f1():
     assert [each.null_odds for each in predictions] == [-1, -3, -2]
     scores = task.score(examples, predictions)
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (pytest.approx(200 / 3), 0)  # the official ones
-    tuned = squad_task(task.tune(examples, predictions))
+    tuned = SquadTask(task.tune(examples, predictions))
     assert tuned.config.null_threshold == -4
     assert tuned.score(examples, tuned.decode(examples, rows, outputs))["f1"] == scores["best_f1"]
 
@@ -100,13 +100,13 @@ def test_the_threshold_that_is_kept_reproduces_the_best_f1():
     rows, outputs = outputs_for(task, examples, [("italy", 1), ("is", 1)])
     predictions = task.decode(examples, rows, outputs)
     assert task.score(examples, predictions)["best_f1"] == 100  # by answering one of two with the odds -2
-    tuned = squad_task(task.tune(examples, predictions))
+    tuned = SquadTask(task.tune(examples, predictions))
     assert tuned.config.null_threshold == -3  # as good as -2
     assert tuned.score(examples, tuned.decode(examples, rows, outputs))["f1"] == 50
 
 
 def test_a_threshold_can_bring_answers_back():
-    task = squad_task(TaskConfig(name="squad2", max_seq_length=100, null_threshold=-20.0))
+    task = SquadTask(TaskConfig(name="squad2", max_seq_length=100, null_threshold=-20.0))
     rows, outputs = outputs_for(task, EXAMPLES[:2], [("rome", 5), ("italy", 2)])
     predictions = task.decode(EXAMPLES[:2], rows, outputs)
     scores = task.score(EXAMPLES[:2], predictions)
@@ -114,14 +114,14 @@ def test_a_threshold_can_bring_answers_back():
 
 
 def test_questions_without_rows_are_told():
-    task = squad_task(TaskConfig(name="squad1"))
+    task = SquadTask(TaskConfig(name="squad1"))
     empty = [SquadExample("1", "Where?", " ", (Answer("x", 0),))]
     predictions = task.decode(empty, *[[], []])
     assert task.score(empty, predictions) == {"exact_match": 0, "f1": 0, "num_without_span": 1}
 
 
 def test_all_is_read_as_the_version_says(tmp_path):
-    task = squad_task(TaskConfig(name="squad2"))
+    task = SquadTask(TaskConfig(name="squad2"))
     qas = [{"id": "1", "question": "Where?", "answers": [], "is_impossible": True}]
     data = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]}
     (tmp_path / "dev-v2.0.json").write_text(json.dumps(data))
@@ -133,10 +133,10 @@ def test_all_is_read_as_the_version_says(tmp_path):
 
 def test_settings_that_cannot_work():
     with pytest.raises(InputError, match=r"task.max_seq_length 67 leaves no room .* 64 tokens, and 3 are special"):
-        squad_task(TaskConfig(name="squad1", max_seq_length=67))
+        SquadTask(TaskConfig(name="squad1", max_seq_length=67))
     with pytest.raises(InputError, match=r"task.metric 'accuracy' is not one of f1, exact_match, those of squad1"):
-        squad_task(TaskConfig(name="squad1", metric="accuracy"))
-    assert squad_task(TaskConfig(name="squad2", metric="f1")).metric == "f1"
+        SquadTask(TaskConfig(name="squad1", metric="accuracy"))
+    assert SquadTask(TaskConfig(name="squad2", metric="f1")).metric == "f1"
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_answers_of_twelve_languages(shared_data, language):
     from bert_jax import load_tokenizer
 
     config = TaskConfig(name="squad1", max_seq_length=2000, max_answer_length=500, max_query_length=300, num_best=2)
-    task = squad_task(config)
+    task = SquadTask(config)
     examples = task.read(str(shared_data / "xquad" / f"xquad.{language}.json.gz"), "dev")
     tokenizer = load_tokenizer(shared_data / "vocab" / "bert-base-chinese-vocab.txt")
     rows, counts = task.make_rows(examples, tokenizer, True)
