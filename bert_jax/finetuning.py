@@ -63,7 +63,7 @@ def finetune(
     start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     mesh = make_mesh(config.mesh, devices)
     training, infer = describe_finetuning(inputs, start, mesh, workdir)
-    config, made, _, data, _, train, _ = inputs
+    config, made, data, train = inputs.config, inputs.task, inputs.data, inputs.train
 
     unused = [start]  # until it is known whether the run needs it
     del start
@@ -90,7 +90,7 @@ def finetune(
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
             metrics = finish(inputs, params, infer, mesh, workdir)
-        constant = constant_scores(made, data.train, data.evaluation, inputs.own)
+        constant = constant_scores(made, data.train, data.evaluation)
         outcome = FinetuneResult(metrics, made.metric, constant, best_step, 0, time.monotonic() - began)
         if this_job().is_first:
             run.reporter.publish()
@@ -124,7 +124,7 @@ def describe_finetuning(
 
     Raises: InputError if the batches do not divide over the mesh.
     """
-    config, task, _, data, model, train, _ = inputs
+    config, task, data, model, train = inputs.config, inputs.task, inputs.data, inputs.model, inputs.train
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     rows = data.train.rows
     batching = batching_of(inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir))
@@ -140,8 +140,7 @@ def describe_finetuning(
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)
 
     def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
-        size, own = _eval_rows(config), inputs.own
-        return evaluate(task, data.evaluation, infer, size, mesh, params, finished=finished, own=own)[0]
+        return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished)[0]
 
     def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
         return dataclasses.replace(finetuned_model(inputs, task, params), trained={"step": step, **(seen or {})})
@@ -191,14 +190,14 @@ def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, wor
 
     If the task tunes settings, such as a threshold, the metrics are those after tuning.
     """
-    config, task, _, data, _, _, own = inputs
-    size = _eval_rows(config)
+    task, data = inputs.task, inputs.data
+    size = _eval_rows(inputs.config)
 
     def keep(split: Split, predictions: list[Prediction]) -> None:
         if this_job().is_first:
             task.write(workdir / "predictions", split.name, split.examples, predictions)
 
-    metrics, task = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat, own)
+    metrics, task = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat)
     ready = infer.ready(params)
     for split in data.test:
         keep(split, predict_split(task, split, infer, ready, size, mesh, beat)[0])

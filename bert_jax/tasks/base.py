@@ -77,8 +77,8 @@ SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "eval": ("dev",), 
 class Task(abc.ABC):
     """A task: its head, its labels, and how its data become rows and outputs become predictions.
 
-    A task of one's own is a subclass. It is made of settings, and of the labels of a model or none, and is not changed
-    afterwards: other settings make another.
+    A task of one's own is a subclass. It is made of settings, and of the labels of a model or none; `remade` makes one
+    of others.
     """
 
     head: "Head"  # one of model.heads.table.HEADS, or one's own
@@ -138,6 +138,12 @@ class Task(abc.ABC):
     def tune(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> TaskConfig:
         """Returns the settings for further predictions, such as a threshold, given some for examples with labels."""
         return self.config
+
+    def remade(self, config: TaskConfig, labels: Sequence[str]) -> "Task":
+        """Returns the task of other settings and labels, with a head like its own."""
+        task = type(self)(config, labels)
+        task.head = self.head.as_set(config)
+        return task
 
     @property
     def num_outputs(self) -> int:

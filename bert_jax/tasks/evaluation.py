@@ -20,7 +20,6 @@ from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
-from bert_jax.tasks.catalog import USUAL, Own, make_task
 from bert_jax.tasks.layouts import Layout, Limits, Sizes, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -188,38 +187,35 @@ def evaluate(
     params: Params,
     keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
     finished: Callable[[], object] = lambda: None,
-    own: Own = USUAL,
 ) -> tuple[dict[str, float], Task]:
     """Returns the task's metrics on every split, and the task; from the second split on, names end with the split's.
 
     If the task tunes settings, such as thresholds, they are tuned on the first split, for all: the metrics of every
     evaluation, by which the best model is chosen, are those that the model has when it is used.
 
-    `keep` is called with each split and its predictions, and `finished` after each batch. `own` is the user's.
+    `keep` is called with each split and its predictions, and `finished` after each batch.
     """
     metrics: dict[str, float] = {}
     ready = infer.ready(params)
     for split in splits:
         outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
-        task, predictions = _decode(task, split, outputs, own, tunes=split is splits[0])
+        task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
         keep(split, predictions)
         metrics |= _named(loss | task.score(split.examples, predictions), split, splits)
     return metrics, task
 
 
-def _decode(
-    task: Task, split: Split, outputs: Sequence[np.ndarray], own: Own, tunes: bool
-) -> tuple[Task, list[Prediction]]:
+def _decode(task: Task, split: Split, outputs: Sequence[np.ndarray], tunes: bool) -> tuple[Task, list[Prediction]]:
     """Returns the predictions of a split and the task, whose settings they tune if `tunes`."""
     predictions = task.decode(split.examples, split.rows, outputs)
     settings = task.tune(split.examples, predictions) if tunes else task.config
     if settings != task.config:
-        task = make_task(settings, task.labels, own)
+        task = task.remade(settings, task.labels)
         predictions = task.decode(split.examples, split.rows, outputs)
     return task, predictions
 
 
-def constant_scores(task: Task, train: Split, splits: Sequence[Split], own: Own = USUAL) -> dict[str, float]:
+def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
     """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
@@ -230,7 +226,7 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split], own: Own 
     for split in splits:
         tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
         outputs = [unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)]
-        task, predictions = _decode(task, split, outputs, own, tunes=split is splits[0])
+        task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics
 

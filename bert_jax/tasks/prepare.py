@@ -20,7 +20,7 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Row, Task, largest_type
 from bert_jax.tasks.catalog import USUAL, Own, make_task
-from bert_jax.tasks.embeddings.task import are_alone, from_start
+from bert_jax.tasks.embeddings.task import EmbeddingTask, are_alone, from_start
 from bert_jax.tasks.evaluation import Data, make_split
 from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
@@ -35,7 +35,6 @@ class TaskInputs(NamedTuple):
     data: Data
     model: ModelConfig
     train: TrainConfig  # epochs in steps
-    own: Own  # the user's task and head
 
     def without_params(self) -> "TaskInputs":
         """Returns the same, without the parameters to start from."""
@@ -51,13 +50,13 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
     task, start, data = prepare(config, start, own)
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
-    is_simcse = config.task.name == "embeddings" and own.task is None and are_alone(data.train.examples)
+    is_simcse = isinstance(task, EmbeddingTask) and are_alone(data.train.examples)
     if is_simcse and not model.hidden_dropout_rate and not model.attention_dropout_rate:
         model = dataclasses.replace(model, hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
         note = "texts alone differ from themselves by dropout only, and model has none: both its rates are 0.1"
         start = dataclasses.replace(start, notes=(*start.notes, note))
     check_layers(config, model)
-    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data), own)
+    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data))
 
 
 def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
@@ -121,7 +120,7 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
         start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
     settings = task.settle(examples)
     if (settings, labels) != (task.config, task.labels):
-        task = make_task(settings, labels, own)
+        task = task.remade(settings, labels)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
     if not train.rows:
         raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")

@@ -13,6 +13,7 @@ from builders import message, write
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.classify import ClassificationTask, RegressionTask
+from bert_jax.tasks.classify_read import is_pair
 from bert_jax.tasks.labels import ClassifyExample, classes_of
 from bert_jax.tasks.texts import Classified, Scored, write_predictions
 from bert_jax.text.fitting import pair_lengths
@@ -404,3 +405,17 @@ def test_rerankers_are_scored_by_the_order_of_the_candidates_of_each_query():
     assert classes.metric == "ndcg@10" and classes.score(examples, said)["mrr@10"] == 0.5
     with pytest.raises(InputError, match=r"task\.metric .x. is not one of pearson, spearman, ndcg@10"):
         RegressionTask(TaskConfig(name="regression", metric="x"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"num_texts": 1, "second_text_column": "b"}, False),
+        ({"num_texts": 2}, True),
+        ({"second_text_column": "b"}, True),
+        ({"text_column": "a"}, False),
+    ],
+)
+def test_the_settings_say_whether_there_are_two_texts(settings, expected):
+    assert is_pair(TaskConfig(**settings)) is expected

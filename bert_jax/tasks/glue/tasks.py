@@ -28,7 +28,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
     Raises: InputError if the name, the metric or the labels cannot be used.
     """
-    return GlueClasses(config, labels) if find_glue(config.name).classes else GlueNumbers(config)
+    return GlueClasses(config, labels) if find_glue(config.name).classes else GlueNumbers(config, labels)
 
 
 class _Glue(Task):
@@ -102,7 +102,7 @@ class GlueClasses(ClassesTask, _Glue):
 class GlueNumbers(NumbersTask, _Glue):
     """The task with numbers, STS-B."""
 
-    def __init__(self, config: TaskConfig) -> None:
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         super().__init__(config, texts.NUMBER_METRICS)
 
     def value_of(self, prediction: texts.Scored) -> str:
