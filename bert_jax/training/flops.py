@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLOPs and parameter counts of a BERT, by arithmetic."""
+"""FLOPs of a BERT, by arithmetic."""
 
 from bert_jax.settings.model import ModelConfig
 
@@ -32,29 +32,3 @@ def train_flops(
     Recomputation by rematerialisation is not counted.
     """
     return 3 * forward_flops(model, num_tokens, sum_squared_lengths, num_predictions, num_sequences)
-
-
-def num_parameters(model: ModelConfig, heads: bool = True) -> int:
-    """Returns the number of parameters, with or without the heads of pre-training.
-
-    The rows that pad the word table to a multiple are not counted: they are zero and stay zero.
-    """
-    hidden, wide, width = model.hidden_size, model.intermediate_size, model.embedding_width
-
-    def dense(columns: int, rows: int) -> int:
-        return columns * rows + rows * model.dense_bias
-
-    def norm(size: int) -> int:
-        return size * (1 + model.norm_bias)
-
-    positions = (model.max_positions + model.position_offset) * (model.positions == "learned")
-    embeddings = (model.vocab_size + positions + model.type_vocab_size) * width + norm(width)
-    project = (width + 1) * hidden * (width != hidden)
-    attention = 4 * dense(hidden, hidden) + norm(hidden)
-    gates = 2 if model.feed_forward == "gated" else 1
-    feed_forward = gates * dense(hidden, wide) + dense(wide, hidden) + norm(hidden)
-    pooler = dense(hidden, hidden) + norm(hidden) * model.block.norm
-    encoder = embeddings + project + model.num_layers * (attention + feed_forward) + pooler
-    masked_language_model = dense(hidden, width) + norm(width) + model.vocab_size  # its matrix is the word table
-    next_sentence = 2 * hidden + 2
-    return encoder + (masked_language_model + next_sentence if heads else 0)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 
-import jax
 import pytest
 
-from bert_jax.model.objective import count_parameters, init_params
 from bert_jax.settings.model import ModelConfig, model_size
-from bert_jax.training.flops import forward_flops, num_parameters, train_flops
+from bert_jax.training.flops import forward_flops, train_flops
 
 BASE = ModelConfig(vocab_size=30522)
 LARGE = ModelConfig(vocab_size=30522, hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)
@@ -41,28 +39,6 @@ def test_flops_with_another_feed_forward_width():
     wider = ModelConfig(vocab_size=30522, intermediate_size=3072 + 1)
     extra = forward_flops(wider, 10, 100, 2, 1) - forward_flops(BASE, 10, 100, 2, 1)
     assert extra == 12 * 10 * 2 * 2 * 768  # per layer and token: one more column in, one more row out
-
-
-@pytest.mark.parametrize(
-    ("model", "heads", "count"),
-    [
-        (BASE, False, 109_482_240),
-        (BASE, True, 110_106_428),
-        (LARGE, False, 335_141_888),
-        (LARGE, True, 336_226_108),
-    ],
-)
-def test_num_parameters(model, heads, count):
-    assert num_parameters(model, heads) == count
-
-
-@pytest.mark.parametrize(
-    "size", ["roberta-base", "distilbert", "electra-small", "electra-base", "modernbert-base", "modernbert-mini"]
-)
-def test_num_parameters_of_relatives_are_those_of_their_trees(size):
-    model = dataclasses.replace(model_size(size), vocab_size=1000, vocab_multiple=1, num_layers=3)
-    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-    assert num_parameters(model) == count_parameters(shapes)
 
 
 def test_local_layers_have_the_scores_of_their_windows():
