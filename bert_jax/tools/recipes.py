@@ -202,6 +202,9 @@ def check_config(config: object) -> ConfigDict:
     """Returns the value of a recipe's get_config. Raises: InputError if it is no ConfigDict."""
     if isinstance(config, ConfigDict):
         return config
+    error = getattr(config, "_error", None)  # ml_collections' stand-in for a file that cannot be read
+    if isinstance(error, OSError):
+        raise InputError(f"--config: {one_line(error)}; give the name of a recipe, or a file that is there")
     raise InputError(
         f"--config: get_config of the recipe returned {type(config).__name__} {config!r:.40}, not a ConfigDict; return "
         "ml_collections.ConfigDict(...), as the recipes of bert_jax do"

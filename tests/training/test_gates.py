@@ -35,7 +35,7 @@ class Watch:
         self.made = 0
         self._watching = True
         jax.monitoring.register_event_duration_secs_listener(self._listen)
-        real_get, real_make = jax.device_get, jax.make_array_from_callback
+        real_get, real_make = jax.device_get, jax.make_array_from_process_local_data
 
         def device_get(tree):
             self.read.append((self.step, isinstance(tree, Metrics), len(jax.tree.leaves(tree))))
@@ -49,7 +49,7 @@ class Watch:
         for name in ("__float__", "__int__", "__bool__", "__index__"):
             monkeypatch.setattr(type(jnp.zeros(())), name, self._reading(name))
         monkeypatch.setattr(loop.jax, "device_get", device_get)
-        monkeypatch.setattr(pipeline.jax, "make_array_from_callback", make)
+        monkeypatch.setattr(pipeline.jax, "make_array_from_process_local_data", make)
 
     def _listen(self, event: str, seconds: float, **_: object) -> None:
         if self._watching and event == COMPILED:
