@@ -104,7 +104,7 @@ demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on 
 	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/settings/pretraining.py'
 
 # Without what compiles much: the model is that of Google's goldens.
-test-quick: $(READY)  ## tests settings, text and the model beside Google's, in twenty seconds
+test-quick: $(READY)  ## tests settings, text and the model beside Google's, in half a minute of CPU time
 	$(PYTEST) -m "$(FAST)" tests/settings tests/text tests/model/test_losses.py tests/model/test_google_goldens.py \
 	  --ignore=tests/text/test_fitting.py -k "not fills_its_own and not character_texts"
 
