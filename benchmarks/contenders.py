@@ -7,6 +7,7 @@ feeds it, the predictions of `predict`, `prepare`. Rounds, medians and tables ar
 
 import contextlib
 import dataclasses
+import gzip
 import itertools
 import re
 import tempfile
@@ -83,10 +84,18 @@ class Counts:
 # Training
 
 
-def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[str]) -> Bench:
+def train(
+    config: PretrainConfig,
+    length: int,
+    steps: int,
+    precisions: Sequence[str],
+    program: Path | None = None,
+    options: dict[str, bool | str] | None = None,
+) -> Bench:
     """Returns pre-training: of `config.data.path`, loader included, or of random rows of `length` tokens.
 
-    Of a run of two phases it is the first. A round is the first `steps` batches, each time.
+    Of a run of two phases it is the first. A round is the first `steps` batches, each time. The text of the compiled
+    program of the last precision is written to the file `program`, by gzip. `options` of XLA are those of `Program`.
     """
     mesh = make_mesh(config.mesh)
     dataset, ids, resolved = None, (CLS, SEP, MASK), ResolvedConfig(config)
@@ -117,7 +126,8 @@ def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[
         _count(counts, batch)
     models = [dataclasses.replace(config.model, compute_dtype=precision) for precision in precisions]
     contenders = [
-        _training(config, model, objective_of(model), mesh, batches, steps, counts.values) for model in models
+        _training(config, model, objective_of(model), mesh, batches, steps, counts.values, program, options)
+        for model in models
     ]
     source = f"from {config.data.path}, loader included" if dataset else "random, on the device"
     about = f"{steps} steps of {size} rows of {masked[0].token_ids.shape[1]} tokens, {source}"
@@ -177,12 +187,12 @@ def _of_like_lengths(
 
 def _training(
     config: PretrainConfig, model: ModelConfig, objective: Objective, mesh: Mesh, batches: Any, steps: int,
-    counts: dict[str, float],
+    counts: dict[str, float], program: Path | None = None, options: dict[str, bool | str] | None = None,
 ) -> Contender:  # fmt: skip
     """Returns a contender that takes the first steps of `batches()` in each round."""
     settings = objective, config.optimizer, config.train
     state = init_state(*settings, abstract_state(*settings, mesh))
-    step = Program(mesh).training(*settings, state)
+    step = Program(mesh, options).training(*settings, state)
     facts: dict[str, Any] = {"side": "ours", "precision": model.compute_dtype}
     (first,) = _first(batches(), 1)
     with jax.set_mesh(mesh):
@@ -190,6 +200,8 @@ def _training(
         compiled = step.lower(state, first).compile()  # type: ignore[attr-defined]
         facts["compile_seconds"] = round(time.perf_counter() - started, 2)
     if text := compiled.as_text():
+        if program:
+            program.write_bytes(gzip.compress(text.encode()))
         # Kernels that XLA did not write itself.
         facts["kernels"] = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
         # A loop whose length is not written in the program, or a program of a compiler that we have not read yet.
@@ -200,7 +212,7 @@ def _training(
         nonlocal state
         with jax.set_mesh(mesh), contextlib.closing(_closable(batches())) as stream, Clock() as clock:
             for batch in itertools.islice(stream, steps):
-                state, _ = step(state, batch)
+                state, _ = compiled(state, batch, step.key)
                 give_back_freed_memory()
             jax.block_until_ready(state)
         facts.update(peak_memory(mesh.devices.flat[0]))

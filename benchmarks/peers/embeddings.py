@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
 from transformers import TrainerCallback
@@ -36,13 +35,16 @@ class Embedding(Work):
     """A model of sentence-transformers; `run` trains it, or embeds all texts and keeps their vectors."""
 
     def __init__(self, work: dict[str, Any], batches: str) -> None:
-        self.work, self.device, self.models = work, torch.device("cpu"), {}
+        use_gpu = work.get("platform") == "gpu" and torch.cuda.is_available()
+        self.work, self.device, self.models = work, torch.device("cuda" if use_gpu else "cpu"), {}
         torch.set_num_threads(work["threads"])
 
     def run(self, mode: str) -> dict[str, Any]:
         name = "eager:float32" if mode == "train" else mode
         if name not in self.models:
-            model = self.models[name] = SentenceTransformer(self.work["start"], device="cpu")
+            precision = {"dtype": getattr(torch, name.partition(":")[2])}
+            model = SentenceTransformer(self.work["start"], device=str(self.device), model_kwargs=precision)
+            self.models[name] = model
             model.max_seq_length = self.work["max_seq_length"]
             if name.startswith("onnx"):
                 model[0].model = OnnxModel(model[0].model, self.work["threads"])
@@ -50,11 +52,15 @@ class Embedding(Work):
         if mode == "train":
             rate = self._train(self.models[name])
             return {"seconds": time.perf_counter() - started, "pairs_per_second": rate}
-        np.save(self.work["vectors"], self.models[name].encode(self.work["texts"]))
+        size = self.work.get("texts_at_once", 32)
+        vectors = self.models[name].encode(self.work["texts"], batch_size=size)
+        np.save(self.work["vectors"], vectors.astype(np.float32))
         return {"done": True}
 
     def _train(self, model: SentenceTransformer) -> float:
         """Trains as its own trainer does, and returns the pairs a second from the end of the first step on."""
+        from datasets import Dataset  # embedding alone does not need it
+
         work, ends = self.work, []
         graded, data = "score" in work["pairs"], Dataset.from_dict(work["pairs"])
         seen = type("Ends", (TrainerCallback,), {"on_step_end": lambda *_, **__: ends.append(time.perf_counter())})
