@@ -25,7 +25,7 @@ class AttentionShape(NamedTuple):
     causal: bool
     kept: int  # probabilities that dropout keeps, of 2^16
     precision: str = "default"  # of `product`
-    window: int = 0  # tokens to each side that a query sees; 0 is all. No kernel has one: `long_rows` computes it
+    window: int = 0  # tokens to each side that a query sees; 0 is all
 
     @property
     def drops(self) -> bool:

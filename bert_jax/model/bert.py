@@ -38,7 +38,7 @@ from bert_jax.model.attention import LONGEST_WHOLE, SAVED, attend, attention_mas
 from bert_jax.model.on_cpu import layer_name
 from bert_jax.model.parts import ACTIVATIONS, REMAT_POLICIES, Dense, Dropout, activate, layer_norm, truncated_normal
 from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
-from bert_jax.model.tables import copy_to_rows, look_up
+from bert_jax.model.tables import copy_to_rows, look_up, look_up_words, take_rows
 from bert_jax.settings.model import ModelConfig
 
 
@@ -59,8 +59,8 @@ class Embeddings(nn.Module):
         size, width = config.padded_vocab_size, config.embedding_width
         words = nn.Embed(size, width, embedding_init=self._padded_init, name="word")
         copies = copy_to_rows(words.embedding, token_ids.shape[0], config.gradient_dtype)
-        ids_of_copies = token_ids.astype(jnp.int32).reshape(copies.shape[0], -1)
-        looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(copies, ids_of_copies)
+        ids_of_copies = jnp.asarray(token_ids, jnp.int32).reshape(copies.shape[0], -1)
+        looked_up = jax.vmap(look_up_words)(copies, ids_of_copies)
         summed = looked_up.reshape(*token_ids.shape, width)
 
         if config.positions == "learned":
@@ -290,10 +290,10 @@ class Encoder(nn.Module):
 
     def _summarize(self, hidden: jax.Array, batch: Batch) -> jax.Array:
         """Returns one vector for each sequence, [B, M, H]: its first token's, or the mean of all."""
-        config, positions = self.config, batch.cls_positions.astype(jnp.int32)
+        config, positions = self.config, jnp.asarray(batch.cls_positions, jnp.int32)
         if config.pooling == "mean":
             means = mean_of_sequences(hidden, batch.sequence_ids, positions.shape[1], config.matmul_precision)
             return means.astype(hidden.dtype)
         if config.causal:  # the first token of a sequence has seen only itself, and the last has seen all of it
             positions = last_positions(batch.sequence_ids, positions)
-        return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+        return take_rows(hidden, positions)

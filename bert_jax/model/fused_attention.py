@@ -94,11 +94,12 @@ def fused_attention(
 ) -> jax.Array:
     """Returns the context of all heads, [B, L, H] in the dtype of `value`; query, key and value have that shape.
 
-    sequence_ids [B, L]: as `attention_mask` takes them, and `causal` too.
+    sequence_ids [B, L]: as `attention_mask` takes them, and `causal` too. What padding sees is not the same on all
+        platforms, so a loss must not read it.
     rate, dropout_key: the share of probabilities that is set to 0, exact to 1 / 131,072, and the random key.
     precision: as in `product`.
     interpret: "tpu" or "cuda" runs the kernel of that platform anywhere, slowly, for tests.
-    window: the tokens to each side that a query sees; 0 is all. It is computed without a kernel on every platform.
+    window: the tokens to each side that a query sees; 0 is all. GPUs have kernels for it, without dropout.
     use_kernels: False computes without a kernel too.
     """
     rows, _, hidden = query.shape
@@ -108,7 +109,8 @@ def fused_attention(
         assert dropout_key is not None, f"dropout of {rate} needs a key"
         keys = jax.lax.bitcast_convert_type(bits_of_rows(dropout_key, keys.shape), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
-    if window or not use_kernels:
+    gpu = kernels().get("cuda")
+    if not use_kernels or (window and not (gpu and gpu.fits(shape, query))):
         return checkpoint_name(jax.checkpoint(functools.partial(_plain, shape))(*arrays), SAVED)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
     divided = num_row_shards() * mesh.shape.get(tensor, 1)

@@ -8,11 +8,13 @@ of a row.
 
 In the backward pass one kernel sums over keys for the gradient of queries, and the other over queries for those of keys
 and values. Nothing is added up between programs, so results do not depend on their order. The second kernel computes
-scores transposed, since the left operand of a product may come from registers.
+scores transposed, since the left operand of a product may come from registers. Without dropout a program goes through
+the blocks that its sequences and its window see, and no others.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +28,7 @@ from bert_jax.model.attention_kernels import AttentionShape, dot, draws
 HEAD_SIZES = (16, 32, 64)  # powers of 2, as all blocks of Triton, and at least a tile of the matrix unit
 WIDEST_HEAD = 128  # bytes; the blocks below are chosen for heads that are no wider
 MOST_PROGRAMS = 65535  # along the second and third axis of a grid of CUDA
+_IDS_AT_ONCE = 1024  # that a program looks through
 _NO_QUERY = -1  # in place of the id of a query that is padding: no key has it
 
 
@@ -49,13 +52,14 @@ FORWARD, OF_QUERIES, OF_KEYS = Launch(64, 32), Launch(64, 32), Launch(32, 64)
 def fits(shape: AttentionShape, array: jax.Array) -> bool:
     """Returns whether the kernels support these shapes.
 
-    Halves of a row must be whole tiles of 16. Heads of 64 fit in bfloat16, and in float32 those of 32.
+    Halves of a row must be whole tiles of 16. Heads of 64 fit in bfloat16, and in float32 those of 32. Windows fit
+    without dropout: the two halves of a row see other keys in them, and would share no hash.
     """
     rows, size, _ = array.shape
     known = isinstance(rows, int) and isinstance(size, int)
     return (
         known
-        and not shape.window
+        and not (shape.window and shape.drops)
         and size % 32 == 0
         and shape.head_size in HEAD_SIZES
         and shape.head_size * array.dtype.itemsize <= WIDEST_HEAD
@@ -127,24 +131,20 @@ def attention_forward(shape: AttentionShape, launch: Launch, query, key, value, 
     pair = _Pair(shape, launch, ids, keys, pl.program_id(0) * launch.queries)
     queries = [query[rows, :] for rows in pair.places]
 
-    def add(number, sums):
+    def add(number, half, sums, keeps):
         columns = pl.ds(number * launch.keys, launch.keys)
-        keeps = pair.keeps(number * launch.keys)
-        added = []
-        for half in (0, 1):
-            context, largest, total = sums[half]
-            scores, _ = pair.scores(half, dot(shape, queries[half], key[columns, :], 1, 1), ids[columns], number)
-            larger = jnp.maximum(largest, jnp.max(scores, axis=1))
-            before = jnp.exp2(largest - larger)
-            raised = jnp.exp2(scores - larger[:, None])
-            dropped = jnp.where(keeps[half], raised, 0.0) if shape.drops else raised
-            context = context * before[:, None] + dot(shape, dropped.astype(value.dtype), value[columns, :], 1, 0)
-            added.append((context, larger, total * before + jnp.sum(raised, axis=1)))
-        return tuple(added)
+        context, largest, total = sums
+        scores, _ = pair.scores(half, dot(shape, queries[half], key[columns, :], 1, 1), ids[columns], number)
+        larger = jnp.maximum(largest, jnp.max(scores, axis=1))
+        before = jnp.exp2(largest - larger)
+        raised = jnp.exp2(scores - larger[:, None])
+        dropped = jnp.where(keeps[half], raised, 0.0) if shape.drops else raised
+        context = context * before[:, None] + dot(shape, dropped.astype(value.dtype), value[columns, :], 1, 0)
+        return context, larger, total * before + jnp.sum(raised, axis=1)
 
     zeros = jnp.zeros((launch.queries, shape.head_size), jnp.float32)
     start = (zeros, jnp.full(launch.queries, -jnp.inf, jnp.float32), jnp.zeros(launch.queries, jnp.float32))
-    sums = jax.lax.fori_loop(0, pair.size // launch.keys, add, (start, start))
+    sums = pair.over_keys(add, start)
     for rows, (summed, largest, total) in zip(pair.places, sums):
         context[rows, :] = (summed * (shape.rescale / total)[:, None]).astype(context.dtype)
         logs[rows] = largest + jnp.log2(total)
@@ -163,19 +163,15 @@ def attention_queries(
         means[rows] = mean
         halves.append((query[rows, :], of_context, logs[rows][:, None], mean[:, None]))
 
-    def add(number, sums):
+    def add(number, half, summed, keeps):
         columns = pl.ds(number * launch.keys, launch.keys)
-        keeps = pair.keeps(number * launch.keys)
-        added = []
-        for half, (queries, of_context, log, mean) in enumerate(halves):
-            scores, sees = pair.scores(half, dot(shape, queries, key[columns, :], 1, 1), ids[columns], number)
-            of_dropped = dot(shape, of_context, value[columns, :], 1, 1)
-            of_scores = pair.of_scores(half, jnp.exp2(scores - log), sees, of_dropped, mean, keeps)
-            added.append(sums[half] + dot(shape, of_scores.astype(key.dtype), key[columns, :], 1, 0))
-        return tuple(added)
+        queries, of_context, log, mean = halves[half]
+        scores, sees = pair.scores(half, dot(shape, queries, key[columns, :], 1, 1), ids[columns], number)
+        of_dropped = dot(shape, of_context, value[columns, :], 1, 1)
+        of_scores = pair.of_scores(half, jnp.exp2(scores - log), sees, of_dropped, mean, keeps)
+        return summed + dot(shape, of_scores.astype(key.dtype), key[columns, :], 1, 0)
 
-    zeros = jnp.zeros((launch.queries, shape.head_size), jnp.float32)
-    sums = jax.lax.fori_loop(0, pair.size // launch.keys, add, (zeros, zeros))
+    sums = pair.over_keys(add, jnp.zeros((launch.queries, shape.head_size), jnp.float32))
     for rows, summed in zip(pair.places, sums):
         of_query[rows, :] = (summed * (shape.rescale * shape.head_size**-0.5)).astype(of_query.dtype)
 
@@ -188,11 +184,12 @@ def attention_keys(
     columns = pl.ds(number * launch.keys, launch.keys)
     own_keys, own_values, own_ids = key[columns, :], value[columns, :], ids[columns]
 
-    def add(block, sums):
+    def add(block, sums, chosen):
         pair = _Pair(shape, launch, ids, keys, block * launch.queries, transposed=True)
         keeps = pair.keeps(number * launch.keys)
         summed_key, summed_value = sums
-        for half, rows in enumerate(pair.places):
+        for half in chosen:
+            rows = pair.places[half]
             queries, of_context = query[rows, :], gradient[rows, :]
             scores, sees = pair.scores(half, dot(shape, own_keys, queries, 1, 1), own_ids, number)
             raised = jnp.exp2(scores - logs[rows][None, :])
@@ -204,10 +201,64 @@ def attention_keys(
         return summed_key, summed_value
 
     zeros = jnp.zeros((launch.keys, shape.head_size), jnp.float32)
-    steps = query.shape[0] // 2 // launch.queries
-    summed_key, summed_value = jax.lax.fori_loop(0, steps, add, (zeros, zeros))
+    half_size = query.shape[0] // 2
+    sums = (zeros, zeros)
+    if shape.drops:
+        sums = jax.lax.fori_loop(0, half_size // launch.queries, functools.partial(add, chosen=(0, 1)), sums)
+    else:
+        for half in (0, 1):
+            place = (half * half_size, half_size)
+            first = number * launch.keys
+            blocks = _blocks_in_sight(shape, ids, place, own_ids, first, launch.queries, by_keys=True)
+            sums = jax.lax.fori_loop(*blocks, functools.partial(add, chosen=(half,)), sums)
+    summed_key, summed_value = sums
     of_key[columns, :] = (summed_key * (shape.rescale * shape.head_size**-0.5)).astype(of_key.dtype)
     of_value[columns, :] = (summed_value * shape.rescale).astype(of_value.dtype)
+
+
+def _blocks_in_sight(
+    shape: AttentionShape, ids: Any, half: tuple[int, int], own: jax.Array, first: jax.Array, block: int, by_keys: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the first block that a program must go through, and the end of these blocks.
+
+    Args:
+      shape: its `window` and `causal` count.
+      ids: sequence ids of the row.
+      half: where the tokens that are divided into blocks begin in the row, and how many they are.
+      own: ids of the tokens that the program is about.
+      first: the place of the first of them in the row.
+      block: tokens of a block.
+      by_keys: whether the program is about keys, and the blocks are of queries.
+
+    Sequences that are packed into a row stand one after the other, so a few blocks see each other. Nothing is assumed:
+    the blocks are those from the first to the last token whose id lies between the least and the largest of `own`.
+    """
+    offset, size = half
+    least, largest = jnp.min(jnp.where(own > 0, own, jnp.iinfo(jnp.int32).max)), jnp.max(own)
+    part = math.gcd(size, _IDS_AT_ONCE)
+
+    def look(number: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        there = ids[pl.ds(offset + number * part, part)]
+        places = number * part + jax.lax.broadcasted_iota(jnp.int32, (part,), 0)
+        seen = (there > 0) & (there >= least) & (there <= largest)
+        begin = jnp.minimum(found[0], jnp.min(jnp.where(seen, places, size)))
+        return begin, jnp.maximum(found[1], jnp.max(jnp.where(seen, places + 1, 0)))
+
+    begin, end = jax.lax.fori_loop(0, size // part, look, (jnp.int32(size), jnp.int32(0)))
+    first, last = first - offset, first - offset + len(own)
+    if shape.window:
+        begin, end = jnp.maximum(begin, first - shape.window), jnp.minimum(end, last + shape.window)
+    if shape.causal and by_keys:
+        begin = jnp.maximum(begin, first)
+    elif shape.causal:
+        end = jnp.minimum(end, last)
+    # At least one: a query that is padding divides by a sum too.
+    begin = jnp.minimum(begin, size - 1) // block
+    return begin, jnp.maximum((jnp.maximum(end, 0) + block - 1) // block, begin + 1)
+
+
+def _add_to(add: Callable[..., Any], half: int, number: jax.Array, sums: Any) -> Any:
+    return add(number, half, sums, [])
 
 
 class _Pair:
@@ -219,6 +270,7 @@ class _Pair:
         self.first, self.second = keys[0], keys[1]
         self.axis = 1 if transposed else 0  # of queries
         self.block = (launch.keys, launch.queries) if transposed else (launch.queries, launch.keys)
+        self.all_ids = ids
         own = [ids[rows] for rows in self.places]
         # Scores of padding are equal, so that its softmax is uniform and its logarithm exact.
         self.masked = [self._of_queries(jnp.where(block_ids == 0, 0.0, MASKED_SCORE)) for block_ids in own]
@@ -234,17 +286,39 @@ class _Pair:
         drawn = draws(self.size, self.start, column, self.block, self.first, self.second, self.axis)
         return [bits < self.shape.kept for bits in drawn]
 
+    def over_keys(self, add: Callable[..., Any], start: Any) -> list[Any]:
+        """Returns, for each half, what `add(number, half, sums, keeps)` makes of `start` over the keys that it sees."""
+        if not self.shape.drops:
+            found = []
+            for half in (0, 1):
+                first = self.start + half * (self.size // 2)
+                own = self.all_ids[self.places[half]]
+                blocks = _blocks_in_sight(
+                    self.shape, self.all_ids, (0, self.size), own, first, self.launch.keys, by_keys=False
+                )
+                found.append(jax.lax.fori_loop(*blocks, functools.partial(_add_to, add, half), start))
+            return found
+
+        def both(number: jax.Array, sums: tuple[Any, Any]) -> tuple[Any, Any]:
+            keeps = self.keeps(number * self.launch.keys)
+            return add(number, 0, sums[0], keeps), add(number, 1, sums[1], keeps)
+
+        return list(jax.lax.fori_loop(0, self.size // self.launch.keys, both, (start, start)))
+
     def scores(
         self, half: int, products: jax.Array, key_ids: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns scores whose power of 2 softmax takes, of products with keys of block `number`, and which count."""
         sees = self.ids[half] == jnp.expand_dims(key_ids, self.axis)
-        if self.shape.causal:
+        if self.shape.causal or self.shape.window:
             rows, columns = (
                 jax.lax.broadcasted_iota(jnp.int32, self.block, axis) for axis in (self.axis, 1 - self.axis)
             )
             ahead = number * self.launch.keys - self.start - half * (self.size // 2)
-            sees &= columns + ahead <= rows
+            if self.shape.causal:
+                sees &= columns + ahead <= rows
+            if self.shape.window:
+                sees &= jnp.abs(columns + ahead - rows) <= self.shape.window
         scale = self.shape.head_size**-0.5 * math.log2(math.e)
         return jnp.where(sees, products * scale, self.masked[half]), sees
 

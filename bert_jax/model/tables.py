@@ -76,6 +76,84 @@ def _look_up_backward(
 look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
+@jax.custom_vjp
+def look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns the rows `ids` [R] of a large table [V, H], as [R, H].
+
+    The table's gradient is a scatter. On a GPU that adds up in an order that changes from run to run; told not to, XLA
+    sorts every number of the gradient by its place, which took a quarter of BERT-Base's step (docs/benchmarks.md). So
+    there the rows are sorted by id and added up by id, in an order that is always the same.
+    """
+    return jnp.take(table, ids, axis=0)
+
+
+def _look_up_words_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return look_up_words(table, ids), (table, ids)
+
+
+def _look_up_words_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, np.ndarray]:
+    table, ids = saved
+    by_scatter = functools.partial(_sum_by_scatter, len(table))
+    in_order = functools.partial(_sum_in_order, len(table))
+    of_table = jax.lax.platform_dependent(ids, gradient, cuda=in_order, default=by_scatter)
+    return of_table, np.zeros(ids.shape, jax.dtypes.float0)
+
+
+look_up_words.defvjp(_look_up_words_forward, _look_up_words_backward)
+
+
+@jax.custom_vjp
+def take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the vectors [B, P, H] at `positions` [B, P] int of the rows of `hidden` [B, L, H].
+
+    Several positions may be the same. On a GPU the gradient is a product with one-hot rows, for the reason that
+    `look_up_words` gives; elsewhere a scatter.
+    """
+    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+
+def _take_rows_forward(hidden: jax.Array, positions: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return take_rows(hidden, positions), (hidden, positions)
+
+
+def _take_rows_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, np.ndarray]:
+    hidden, positions = saved
+
+    def by_scatter(positions: jax.Array, gradient: jax.Array) -> jax.Array:
+        zeros = jnp.zeros(hidden.shape, gradient.dtype)
+        return jax.vmap(lambda row, places, given: row.at[places].add(given))(zeros, positions, gradient)
+
+    def by_product(positions: jax.Array, gradient: jax.Array) -> jax.Array:
+        one_hot = jax.nn.one_hot(positions, hidden.shape[1], dtype=gradient.dtype)
+        precision = jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else None  # sums, and no more rounding
+        return jnp.einsum("bpl,bph->blh", one_hot, gradient, precision=precision)
+
+    of_hidden = jax.lax.platform_dependent(positions, gradient, cuda=by_product, default=by_scatter)
+    return of_hidden, np.zeros(positions.shape, jax.dtypes.float0)
+
+
+take_rows.defvjp(_take_rows_forward, _take_rows_backward)
+
+
+def _sum_in_order(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
+    """Like `_sum_by_scatter`, in an order that the ids alone decide."""
+    order = jnp.argsort(ids)
+    ids, rows = ids[order], rows[order]
+    is_other, edge = ids[1:] != ids[:-1], jnp.ones(1, bool)
+    begins = jnp.concatenate([edge, is_other])
+    ends = jnp.concatenate([is_other, edge])
+
+    def add(before: tuple[jax.Array, jax.Array], after: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (began, summed), (begin, more) = before, after
+        return began | begin, jnp.where(begin, more, summed + more)
+
+    _, sums = jax.lax.associative_scan(add, (begins[:, None], rows))
+    # The last row of an id holds its sum. The others go to places of their own behind the table, which are dropped:
+    # of places that are all different, XLA knows that the order does not matter.
+    places = jnp.where(ends, ids, size + jnp.arange(len(ids)))
+    return jnp.zeros((size, rows.shape[1]), rows.dtype).at[places].set(sums, mode="drop", unique_indices=True)
+
+
 def _sum_by_scatter(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
     """Returns [size, H]: at each index the sum of the rows [R, H] with that id [R]."""
     return jnp.zeros((size, rows.shape[1]), rows.dtype).at[ids].add(rows)

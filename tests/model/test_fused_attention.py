@@ -82,12 +82,60 @@ def all_pairs():
 @pytest.mark.parametrize("platform, num_heads, head_size, rate, causal", all_pairs())
 def test_a_kernel_computes_what_plain_attention_computes(platform, num_heads, head_size, rate, causal):
     given = arrays(num_heads, head_size)
+    real = np.ones_like(IDS)[..., None] if rate else (IDS > 0)[..., None]  # else padding sees other keys
+    given[3] = given[3] * real
     options = {"num_heads": num_heads, "rate": rate, "causal": causal}
     kernel, plain = (both_passes(*given, **options, interpret=interpret) for interpret in (platform, ""))
     for of_kernel, of_plain in zip(kernel, plain):
-        np.testing.assert_allclose(of_kernel, of_plain, atol=2e-6)
+        np.testing.assert_allclose(of_kernel * real, of_plain * real, atol=2e-6)
+    assert all(np.isfinite(array).all() for array in kernel)
     if not rate:
-        np.testing.assert_allclose(kernel[0], sketch(*given[:3], num_heads, causal), atol=2e-6)
+        np.testing.assert_allclose(kernel[0] * real, sketch(*given[:3], num_heads, causal) * real, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "causal"), [(64, 5, False), (256, 32, False), (256, 70, True), (96, 95, False)]
+)
+def test_with_windows_a_kernel_for_gpus_computes_what_plain_attention_computes(size, window, causal):
+    random = np.random.default_rng(0)
+    query, key, value, gradient = (jnp.asarray(random.normal(size=(2, size, 32)), jnp.float32) for _ in range(4))
+    ids = np.ones((2, size), np.uint8)
+    ids[1, size // 3 :], ids[1, -7:] = 2, 0
+    gradient = gradient * (ids > 0)[..., None]  # nobody reads what padding sees
+
+    def both(interpret, window):
+        options = {"num_heads": 2, "window": window, "causal": causal, "interpret": interpret}
+        compute = functools.partial(fused.fused_attention, sequence_ids=jnp.asarray(ids), **options)
+        result, pull_back = jax.vjp(compute, query, key, value)
+        return [result * (ids > 0)[..., None], *pull_back(gradient)]
+
+    of_kernel, of_plain, wide = both("cuda", window), both("", window), both("", 0)
+    for one, other in zip(of_kernel, of_plain):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+    assert np.abs(of_plain[0] - wide[0]).max() > (0.1 if window < size - 1 else -1)  # the window is seen
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_kernel_for_gpus_goes_through_the_blocks_of_its_sequences_alone(causal):
+    """NaN in a sequence of its own spoils what goes through it; and ids in no order are read right."""
+    random = np.random.default_rng(1)
+    query, key, value, gradient = (jnp.asarray(random.normal(size=(3, 512, 32)), jnp.float32) for _ in range(4))
+    ids = np.zeros((3, 512), np.uint8)
+    ids[0] = np.repeat([1, 2, 3, 4], 128)
+    ids[1, :500] = np.repeat([3, 1, 2, 3, 1], 100)  # no packing of ours: one sequence in two places
+    ids[2, 32:64] = 1
+    poisoned = jnp.where((ids == 3)[:1, :, None], jnp.nan, value[:1])
+
+    def both(interpret, value):
+        compute = functools.partial(fused.fused_attention, sequence_ids=jnp.asarray(ids), num_heads=2, causal=causal)
+        real = (ids > 0)[..., None]
+        result, pull_back = jax.vjp(functools.partial(compute, interpret=interpret), query, key, value)
+        return [result * real, *pull_back(gradient * real)]
+
+    for one, other in zip(both("cuda", value), both("", value)):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+    of_first = both("cuda", value.at[0].set(poisoned[0]))[0][0]
+    np.testing.assert_array_equal(np.isnan(of_first).any(axis=1), ids[0] == 3)
 
 
 @pytest.mark.parametrize("platform", fused.kernels())

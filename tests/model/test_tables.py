@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.model.tables import _sum_by_product, _sum_by_scatter, copy_to_rows, look_up
+from bert_jax.model.tables import (
+    _sum_by_product,
+    _sum_by_scatter,
+    _sum_in_order,
+    copy_to_rows,
+    look_up,
+    look_up_words,
+    take_rows,
+)
 from bert_jax.settings.pretraining import MeshConfig
 
 TABLE = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
@@ -73,3 +81,43 @@ def test_no_scatter_away_from_a_cpu(platform, scatters):
     gradient = jax.jit(jax.grad(lambda table: jnp.sum(look_up("bfloat16", "default", table, IDS) * WEIGHTS)))
     text = gradient.trace(jnp.asarray(TABLE)).lower(lowering_platforms=(platform,)).as_text()
     assert text.count('"stablehlo.scatter"') == scatters
+
+
+def test_words_are_looked_up_and_their_gradients_are_added_up():
+    ids = jnp.asarray(IDS.ravel())
+
+    def gradient(function):
+        return np.asarray(jax.jit(jax.grad(lambda table: jnp.sum(function(table) * WEIGHTS.reshape(-1, 4))))(TABLE))
+
+    plain = gradient(lambda table: jnp.take(table, ids, axis=0))
+    np.testing.assert_array_equal(gradient(lambda table: look_up_words(table, ids)), plain)  # on a CPU the same bits
+
+
+@pytest.mark.parametrize("ids", [IDS.ravel(), np.zeros(12, np.int32), np.arange(12, dtype=np.int32)[::-1] % 6])
+def test_the_sum_in_order_is_the_scatter(ids):
+    rows = WEIGHTS.reshape(-1, 4)
+    expected = np.zeros((6, 4), np.float64)
+    np.add.at(expected, ids, rows)
+    np.testing.assert_allclose(_sum_in_order(6, jnp.asarray(ids), jnp.asarray(rows)), expected, rtol=0, atol=1e-6)
+
+
+def test_rows_are_taken_and_their_gradients_are_added_up():
+    hidden = np.random.default_rng(4).normal(size=(4, 5, 4)).astype(np.float32)
+    positions = jnp.asarray(IDS % 5)  # some of them twice
+
+    def gradient(function):
+        return np.asarray(jax.jit(jax.grad(lambda hidden: jnp.sum(function(hidden) * WEIGHTS)))(hidden))
+
+    plain = gradient(lambda hidden: jnp.take_along_axis(hidden, positions[..., None], axis=1))
+    np.testing.assert_array_equal(gradient(lambda hidden: take_rows(hidden, positions)), plain)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"), [(look_up_words, (6, 4)), (lambda rows, ids: take_rows(rows, ids[None]), (1, 6, 4))]
+)
+def test_on_a_gpu_every_scatter_is_of_places_that_differ(function, shape):
+    """XLA sorts the numbers of any other scatter, since results must not change from run to run."""
+    ids = jnp.asarray(IDS.ravel())
+    gradient = jax.jit(jax.grad(lambda table: jnp.sum(function(table, ids) ** 2)))
+    text = gradient.trace(jnp.zeros(shape)).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('"stablehlo.scatter"') == text.count("unique_indices = true")

@@ -39,9 +39,9 @@ def ptxas() -> Path:
     return Path(next(iter(nvcc.__path__))) / "bin" / "ptxas"
 
 
-def kernels_of_attention(gpu, size, head_size, rate, causal, dump):
+def kernels_of_attention(gpu, size, head_size, rate, causal, dump, window=0):
     """Returns registers, spilled bytes and shared memory of the kernels of both passes, by name."""
-    shape = AttentionShape(2, head_size, causal, round((1 - rate) * 2**16))
+    shape = AttentionShape(2, head_size, causal, round((1 - rate) * 2**16), window=window)
     sharding = SingleDeviceSharding(gpu_devices(f"{gpu}:1", 1)[0])
     struct = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
     array = struct((2, size, 2 * head_size), jnp.bfloat16)
@@ -74,14 +74,22 @@ def kernels(gpu, function, given, names, dump):
 
 @pytest.mark.parametrize("gpu", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("size", "head_size", "rate", "causal"),
-    [(128, 64, 0.1, False), (512, 64, 0.1, False), (512, 64, 0.0, True), (384, 32, 0.1, False), (96, 64, 0.1, False)],
+    ("size", "head_size", "rate", "causal", "window"),
+    [
+        (128, 64, 0.1, False, 0),
+        (512, 64, 0.1, False, 0),
+        (512, 64, 0.0, True, 0),
+        (384, 32, 0.1, False, 0),
+        (96, 64, 0.1, False, 0),
+        (1024, 64, 0.0, False, 0),
+        (1024, 64, 0.0, False, 64),
+    ],
 )
-def test_kernels_spill_nothing_and_fit_a_core(gpu, size, head_size, rate, causal, tmp_path):
-    found = kernels_of_attention(gpu, size, head_size, rate, causal, tmp_path)
+def test_kernels_spill_nothing_and_fit_a_core(gpu, size, head_size, rate, causal, window, tmp_path):
+    found = kernels_of_attention(gpu, size, head_size, rate, causal, tmp_path, window)
     assert set(found) == set(PRODUCTS_OF_KERNELS)
     for name, figures in found.items():
-        print(gpu, size, head_size, rate, causal, name, {key: figures[key] for key in figures if key != "ptx"})
+        print(gpu, size, head_size, rate, causal, window, name, {key: figures[key] for key in figures if key != "ptx"})
         assert figures["spilled"] == 0, name
         assert figures["registers"] <= MOST_REGISTERS[gpu][name], name
         assert figures["shared"] <= SHARED_BYTES[gpu] / 2, name  # two programs a core at least
@@ -135,8 +143,8 @@ def test_gradients_are_reduced_once_between_gpus(attention):
     assert plan.bytes["params"] <= payload <= 1.02 * plan.bytes["params"]
 
 
-def test_kernels_take_rotary_positions_and_leave_windows_to_programs_without_scores():
-    """ModernBERT's mini, of whose four layers the first and the last see all: with kernels, and the others without."""
+def test_kernels_take_rotary_positions_and_windows():
+    """ModernBERT's mini, of whose four layers the first and the last see all."""
     model = dataclasses.replace(
         model_size("modernbert-mini"), vocab_size=30522, compute_dtype="bfloat16", attention="fused"
     )
@@ -150,12 +158,13 @@ def test_kernels_take_rotary_positions_and_leave_windows_to_programs_without_sco
     mesh = make_mesh(config.mesh, gpu_devices("h200:1", 1))
     lowered = planner.lower_train_step(config, mesh, planner.row_of(config, 448))
     text = lowered.compile(compiler_options=OPTIONS).as_text()
-    assert Counter(re.findall(r'name = "(attention_\w+)"', text)) == dict.fromkeys(PRODUCTS_OF_KERNELS, 2)
+    assert Counter(re.findall(r'name = "(attention_\w+)"', text)) == dict.fromkeys(PRODUCTS_OF_KERNELS, 4)
     scores = [line for line in text.splitlines() if re.search(r"\b(f32|bf16)\[[\d,]*\b448,448\]", line)]
     assert not scores, scores[:3]
     shape, array = AttentionShape(4, 64, False, 2**16), jax.ShapeDtypeStruct((4, 448, 256), jnp.bfloat16)
     kernel = fused.kernels()["cuda"]
-    assert kernel.fits(shape, array) and not kernel.fits(shape._replace(window=64), array)
+    windows = shape._replace(window=64)
+    assert kernel.fits(windows, array) and not kernel.fits(windows._replace(kept=2**15), array)
 
 
 def test_what_does_not_fit_a_gpu_is_told():

@@ -21,6 +21,7 @@ from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
 from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
+from bert_jax.model.tables import take_rows
 from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 
@@ -155,10 +156,10 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 def _pooled(name: str, hidden: jax.Array, batch: Batch, precision: str) -> jax.Array:
     """Returns what one of `POOLINGS` makes of the tokens' vectors [B, L, H] of each sequence, [B, M, H] float32."""
-    ids, first = batch.sequence_ids, batch.cls_positions.astype(jnp.int32)
+    ids, first = batch.sequence_ids, jnp.asarray(batch.cls_positions, jnp.int32)
     if name in ("cls", "last"):
         places = first if name == "cls" else last_positions(ids, first)
-        return jnp.take_along_axis(hidden, places[..., None], axis=1).astype(jnp.float32)
+        return take_rows(hidden, places).astype(jnp.float32)
     num_places = first.shape[1]
     inside = ids[..., None] == jnp.arange(1, num_places + 1)  # [B, L, M]
     if name == "max":

@@ -13,6 +13,7 @@ from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Linear, Model
 from bert_jax.model.parts import Dense, activate, layer_norm
 from bert_jax.model.product import matmul_precision, product
+from bert_jax.model.tables import take_rows
 from bert_jax.settings.model import ModelConfig
 
 
@@ -67,7 +68,7 @@ class MaskedWords(Head):
 
     def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
         assert batch.mlm_positions is not None, "the batch has no mlm_positions [B, P], the places that are predicted"
-        predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
+        predicted = take_rows(encoded.hidden, jnp.asarray(batch.mlm_positions, jnp.int32))
         return MaskedLanguageModel(model.config, name="mlm")(predicted, encoded.word_table)
 
 
