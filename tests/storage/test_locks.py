@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Of several commands that would write one output one does, and the others say who it is; nothing is half written."""
 
+import dataclasses
 import multiprocessing
 import os
 import socket
@@ -209,7 +210,7 @@ def test_commands_that_prepare_one_data_set_at_once(tmp_path, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["bert_jax", "hf", "tf1"])
+@pytest.mark.parametrize("form", ["bert_jax", "hf"])
 def test_commands_that_convert_to_one_output_at_once(tmp_path, form):
     source = make_pretrained(tmp_path)
     command = ["bert_jax.tools.convert_checkpoint", f"--input={source}", f"--output={tmp_path}/out", f"--to={form}"]
@@ -218,5 +219,6 @@ def test_commands_that_convert_to_one_output_at_once(tmp_path, form):
     for status, told in ended:
         lines = [line for line in told.splitlines() if not line.startswith("note: ")]
         assert len(lines) == status and all("exists; give" in line or "another command" in line for line in lines)
-    assert load_pretrained(tmp_path / "out").config == load_pretrained(source).config
+    found, given = (load_pretrained(path).config for path in (tmp_path / "out", source))
+    assert dataclasses.replace(found, unroll=given.unroll) == given  # a file of transformers does not name it
     assert not [path for path in os.listdir(tmp_path) if path.startswith(".")]
