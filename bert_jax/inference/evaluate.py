@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
+from bert_jax.batches.load import eval_batches
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.blocks import RowSource
-from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_in_order

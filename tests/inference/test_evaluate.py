@@ -12,9 +12,9 @@ from builders import growing_bert, make_dataset, tiny_model, write_corpus
 from object_server import serving
 
 import bert_jax
+from bert_jax.batches.load import rows_to_batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data import blocks, streamed
-from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
 from bert_jax.devices.sharding import make_mesh
