@@ -92,9 +92,8 @@ def inference_layouts(
     if not one_shape:  # otherwise each set of texts could compile a length of its own
         choices = [length for length in choices if length in ROW_LENGTHS] or choices
     together = list(packed(sizes, min(choices, key=lambda length: padded_flops(model, packed(sample, length)))))
-    apart = [] if pack == "on" else list(alone)
-    fewer = pack == "on" or padded_flops(model, together) <= padded_flops(model, apart)
-    yield from together if fewer else apart
+    apart = list(alone) if pack == "auto" else together
+    yield from together if padded_flops(model, together) <= padded_flops(model, apart) else apart
 
 
 def _batches(

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch
 from bert_jax.batches.make import on_mesh
 from bert_jax.batches.order import train_rows
+from bert_jax.batches.stream import StreamedSplit
 from bert_jax.data.blocks import RowSource
 from bert_jax.data.records import unpack_word_starts
-from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.sharding import row_sharding
 
 Item = TypeVar("Item")

@@ -9,9 +9,9 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.batch import RowShape
+from bert_jax.batches.stream import StreamedSplit
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.records import Dataset
-from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.chips import peak_flops
 from bert_jax.model import flops
 from bert_jax.model.objective import Params
