@@ -21,13 +21,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.timing import Clock, Contender, Round, peak_memory
-from bert_jax.batch import Batch
-from bert_jax.data.pipeline import rows_to_batch, train_batches, train_rows
+from bert_jax.batch import Batch, Row
+from bert_jax.batches import examples
+from bert_jax.batches.examples import choose_batching
+from bert_jax.batches.infer import inference_layouts
+from bert_jax.batches.load import rows_to_batch, train_batches
+from bert_jax.batches.make import batch_of_layout
+from bert_jax.batches.order import train_rows
+from bert_jax.batches.pack import layout_alone, sizes_of
+from bert_jax.batches.shapes import length_step, padded_length, row_group
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding
 from bert_jax.errors import InputError
+from bert_jax.model import flops
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
 from bert_jax.plan import hlo
@@ -36,14 +44,11 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import phases_of
 from bert_jax.settings.pretraining import PretrainConfig, ResolvedConfig
 from bert_jax.storage import files
-from bert_jax.tasks import batches as task_batches
-from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.catalog import make_task
-from bert_jax.tasks.evaluation import Split, inference_layouts, make_inference, make_split, predict_split
-from bert_jax.tasks.layouts import Limits, eval_layouts, sizes_of
+from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict_split
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
-from bert_jax.training import flops
 from bert_jax.training.phases import resolve
 from bert_jax.training.program import Program
 from bert_jax.training.step import abstract_state, init_state
@@ -147,13 +152,11 @@ def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int
     check_divisible(mesh, config.model, (size, config.train.accumulate))
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
     data = FinetuneDataConfig(batch_size=size, seed=config.data.seed)
-    group = task_batches.row_group(mesh, config.train.accumulate)
-    batching = task_batches.choose_batching(
-        rows, data, config.model, group, "auto" if task.head.can_be_packed else "off", steps
-    )
+    group = row_group(mesh, config.train.accumulate)
+    batching = choose_batching(rows, data, config.model, group, "auto" if task.head.can_be_packed else "off", steps)
 
     def batches() -> Iterator[Batch]:
-        return task_batches.train_batches(rows, task.head, 0, batching, mesh)
+        return examples.train_batches(rows, task.head, 0, batching, mesh)
 
     ours, theirs = Counts(config.model, training=True), Counts(config.model, training=True)
     for batch in _first(batches(), steps):
@@ -174,11 +177,14 @@ def _of_like_lengths(
     rows: Sequence[Row], task: Task, size: int, model: ModelConfig, mesh: Mesh, counts: Counts
 ) -> tuple[list[dict[str, np.ndarray]], str]:
     """Returns rows sorted by length, in batches as peers take them, and the lengths of these. Adds to the counts."""
-    multiple, group = task_batches.length_step(), task_batches.row_group(mesh)
-    layouts = eval_layouts(sizes_of(rows), model, Limits(size, multiple, group, "off"))
+    sizes = sizes_of(rows)
+    order = np.argsort(-sizes.tokens, kind="stable")
     inputs, lengths = [], set()
-    for layout, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
-        batch = jax.device_get(batch)
+    for first in range(0, len(order), size):
+        numbers = order[first : first + size]
+        length = padded_length(int(sizes.tokens[numbers].max()), model.max_positions, length_step())
+        layout = layout_alone(sizes, numbers, size, length)
+        batch = jax.device_get(batch_of_layout(rows, layout, task.head, mesh))
         _count(counts, batch)
         lengths.add(batch.token_ids.shape[1])
         inputs.append({name: array[: len(layout.bins)] for name, array in _task_inputs(batch).items()})
@@ -233,9 +239,9 @@ def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: i
     inputs, lengths = _of_like_lengths(rows, task, batch_size, config.model, mesh, theirs)
     params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(jax.random.key(0))
     pack = make_inference(config.model, task, mesh, params).pack
-    layouts = inference_layouts(config.model, sizes_of(rows), batch_size, pack, mesh)
-    for _, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
-        _count(ours, jax.device_get(batch))
+    layouts = list(inference_layouts(sizes_of(rows), config.model, pack, mesh, batch_size))
+    for layout in layouts:
+        _count(ours, jax.device_get(batch_of_layout(rows, layout, task.head, mesh)))
     ours.values["steps"] = theirs.values["steps"]  # a step is as many rows on both sides
     contenders = []
     for precision in precisions:

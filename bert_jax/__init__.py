@@ -20,8 +20,8 @@ _HOMES = {
     "InputError": "errors:InputError",
     "ModelConfig": "settings.model:ModelConfig",
     "PretrainConfig": "settings.pretraining:PretrainConfig",
-    "Pretrained": "checkpoints.pretrained:Pretrained",
-    "Row": "tasks.base:Row",
+    "Pretrained": "inference.pretrained:Pretrained",
+    "Row": "batch:Row",
     "Rows": "tasks.base:Rows",
     "Task": "tasks.base:Task",
     "Tokenizer": "text.tokenizer:Tokenizer",
@@ -32,9 +32,9 @@ _HOMES = {
     "forward": "model.objective:forward",
     "init_params": "model.objective:init_params",
     "load_predictor": "inference.predict:load_predictor",
-    "load_pretrained": "checkpoints.pretrained:load_pretrained",
+    "load_pretrained": "inference.pretrained:load_pretrained",
     "load_tokenizer": "tokenizing:load_tokenizer",
-    "make_batch": "text.fitting:make_batch",
+    "make_batch": "batches.make:make_batch",
     "pretrain": "pretraining:pretrain",
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
     "score_sentences": "inference.sentence_scores:score_sentences",
@@ -75,14 +75,16 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # the same, for type checkers and editors
-    from bert_jax.batch import Batch
-    from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+    from bert_jax.batch import Batch, Row
+    from bert_jax.batches.make import make_batch
+    from bert_jax.checkpoints.pretrained import save_pretrained
     from bert_jax.devices.tuning import tune_process
     from bert_jax.errors import InputError
     from bert_jax.finetuning import finetune
     from bert_jax.inference.evaluate import evaluate_pretrained
     from bert_jax.inference.features import sentence_embeddings
     from bert_jax.inference.predict import fill_masks, load_predictor
+    from bert_jax.inference.pretrained import Pretrained, load_pretrained
     from bert_jax.inference.sentence_scores import score_sentences
     from bert_jax.model.bert import Encoder
     from bert_jax.model.heads.base import Head
@@ -92,8 +94,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.settings.finetuning import FinetuneConfig
     from bert_jax.settings.model import ModelConfig
     from bert_jax.settings.pretraining import PretrainConfig
-    from bert_jax.tasks.base import Row, Rows, Task
-    from bert_jax.text.fitting import make_batch
+    from bert_jax.tasks.base import Rows, Task
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.tokenizing import load_tokenizer
 else:  # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too

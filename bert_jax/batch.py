@@ -53,6 +53,20 @@ class Batch(NamedTuple):
     causal: Array = None  # [B] bool: the row is read from left to right; None is all rows as the model reads them
 
 
+class Row(NamedTuple):
+    """A row of model input made from an example: one sequence, or several packed one after the other."""
+
+    example: int  # the index of its example; a long example may have several rows
+    token_ids: np.ndarray  # [L] int32, no padding
+    type_ids: np.ndarray  # [L] uint8
+    lengths: tuple[int, ...]  # of its sequences, in order; they add up to L
+    # None if unknown. A class or a number; [K] float, a probability for each class or label; the right choice, from 0;
+    # [L] int, a class for each token or -1; the first and the last token of an answer.
+    label: Any = None
+    detail: Any = None  # further data for `Task.decode`; not an input of the model
+    weight: float = 1.0  # of its label in the loss
+
+
 class RowShape(NamedTuple):
     """The sizes of a row that memory, FLOPs and plans depend on. `Objective.row_shape` reads them from a batch."""
 

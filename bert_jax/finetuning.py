@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
+from bert_jax.batches.examples import Batching, choose_batching, train_batches
+from bert_jax.batches.order import steps_per_epoch
+from bert_jax.batches.shapes import row_group
 from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import Pretrained, leave_pretrained
 from bert_jax.checkpoints.warm_start import complete
@@ -22,10 +25,8 @@ from bert_jax.storage.places import AnyPath, Place, to_place
 from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
-from bert_jax.tasks.batches import Batching, choose_batching, row_group, train_batches
 from bert_jax.tasks.catalog import MakeTask, Own
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
-from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
 from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_start, describe_task, summarise
 from bert_jax.training.curves import draw_curves

@@ -6,9 +6,9 @@ from functools import partial
 
 from jax.sharding import Mesh
 
+from bert_jax.batches.load import train_batches
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.warm_start import load_start
-from bert_jax.data.pipeline import train_batches
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params

@@ -25,8 +25,8 @@ from bert_jax.tools.main import NAMES
 # of that room names. The order within a line counts too.
 RANKS: Sequence[str] = """
     version errors storage.* settings.* batch devices.*
-    text.* tokenizing data.* data.pipeline data.beam
-    model.* checkpoints.* training.* tasks.*
+    text.* tokenizing data.* data.beam
+    model.* batches.* checkpoints.* training.* tasks.*
     pretraining finetuning inference.* sweep plan.*
     tools.* __main__ train.py finetune.py
 """.split()
@@ -37,11 +37,11 @@ TEXT_MAY_IMPORT: Sequence[str] = ("storage.protobuf", "storage.writing")
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
     __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* tokenizing data.* tasks.*
-    training.report training.boards training.shown training.goodput training.curves training.flops
+    training.report training.boards training.shown training.goodput training.curves model.flops
     inference.minimal_pairs
 """.split()
 JAX_ALL_THE_SAME: Sequence[str] = """
-    data.pipeline data.beam tasks.batches tasks.embeddings.search tasks.evaluation tasks.results
+    data.beam tasks.embeddings.search tasks.evaluation tasks.results
 """.split()
 
 # One library, one home: when a library changes, one file or one folder does.
@@ -76,34 +76,38 @@ HOMES = {
 # The tests of a module are in the file of its name: of text.vocab in tests/text/test_vocab.py, of a command also in
 # tests/tools. Those of the modules below are elsewhere; a module that has neither is an error.
 TESTS_ELSEWHERE = {
+    "batches.make": "batches/test_examples.py",
+    "batches.order": "batches/test_shapes.py",
+    "batches.pack": "batches/test_shapes.py",
     "checkpoints.arrays": "checkpoints/test_states.py",
-    "checkpoints.compare": "tools/test_convert_checkpoint.py",
     "checkpoints.hf_weights": "checkpoints/test_hf.py",
     "checkpoints.pretrained": "checkpoints/test_revisions.py",
     "checkpoints.sealed": "checkpoints/test_states.py",
     "checkpoints.warm_start": "tools/test_convert_checkpoint.py",
-    "data.blocks": "data/test_streamed.py",
+    "data.blocks": "batches/test_stream.py",
     "data.building": "data/test_prepare.py",
     "data.google.import_examples": "data/google/test_examples.py",
     "devices.cluster": "end_to_end/test_cluster.py",
     "devices.preemption": "devices/test_members.py",
     "devices.tpu_hosts": "devices/test_joining.py",
     "errors": "test_inputs.py",
+    "inference.compare": "tools/test_convert_checkpoint.py",
+    "inference.pretrained": "inference/test_features.py",
     "model.attention": "model/test_fused_attention.py",
     "model.attention_kernels": "model/test_fused_attention.py",
     "model.fused_attention_gpu": "model/test_fused_attention.py",
     "model.fused_attention_tpu": "model/test_fused_attention.py",
     "model.heads.base": "model/heads/test_own_head.py",
-    "model.heads.choice": "tasks/test_batches.py",
+    "model.heads.choice": "batches/test_examples.py",
     "model.heads.encoder": "checkpoints/test_names.py",
     "model.heads.labels": "tasks/test_evaluation.py",
     "model.heads.multilabel": "tasks/test_multilabel.py",
     "model.heads.pretraining": "model/test_model.py",
     "model.heads.replaced": "checkpoints/test_families.py",
-    "model.heads.sequence": "tasks/test_batches.py",
-    "model.heads.spans": "tasks/test_batches.py",
+    "model.heads.sequence": "batches/test_examples.py",
+    "model.heads.spans": "batches/test_examples.py",
     "model.heads.table": "checkpoints/test_names.py",
-    "model.heads.tokens": "tasks/test_batches.py",
+    "model.heads.tokens": "batches/test_examples.py",
     "model.bert": "model/test_google_goldens.py",
     "model.parts": "model/test_model.py",
     "model.sequences": "model/test_model.py",
@@ -124,7 +128,7 @@ TESTS_ELSEWHERE = {
     "storage.writing": "storage/test_storage.py",
     "tasks.classify_read": "tasks/test_classify.py",
     "tasks.ner_read": "tasks/test_ner.py",
-    "tasks.base": "model/test_task_objective.py",
+    "tasks.base": "tasks/test_evaluation.py",
     "tasks.glue.read": "tasks/glue/test_tasks.py",
     "tasks.glue.score": "tasks/glue/test_tasks.py",
     "tasks.prepare": "test_finetuning.py",
@@ -168,9 +172,9 @@ TESTS_ELSEWHERE = {
 # What one reads to follow pre-training from the command line to a saved checkpoint, but kernels and what stands beside.
 # What a reader must hold in mind is counted in statements and expressions, "nodes", and how hard a page is in nodes a
 # line of code: a limit in lines makes code dense (docs/decisions/0001-the-house.md). Both only fall.
-MAX_NODES = 166_400
+MAX_NODES = 165_360
 MAX_LINES_OF_BERT = 300  # what a reader of the paper reads
-MAX_DENSITY = 5.76
+MAX_DENSITY = 5.72
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
 # A path of somebody's machine; the expression is written so that it does not find itself.
@@ -489,7 +493,7 @@ GOOD = {
     "bert_jax/data/__init__.py": "",
     "bert_jax/data/records.py": "from bert_jax.storage.files import files\nfrom bert_jax.data.sources.corpus import x",
     "bert_jax/data/sources/corpus.py": "import numpy",
-    "bert_jax/data/pipeline.py": "import jax\nfrom bert_jax.data.records import x",
+    "bert_jax/batches/load.py": "import jax\nfrom bert_jax.data.records import x",
     "bert_jax/model/objective.py": "",
     "bert_jax/training/step.py": "import jax",
     "bert_jax/training/loop.py": "import bert_jax.training.step",
@@ -535,8 +539,8 @@ def test_the_checker_accepts_a_good_tree(tmp_path):
             "if TYPE_CHECKING:\n    import jax\nelse:\n    import jax",
             "py:5: bert_jax must work",
         ),
-        ("bert_jax/data/__init__.py", "from bert_jax.data.pipeline import x", "a package's __init__ imports nothing"),
-        ("bert_jax/data/records.py", "from bert_jax.data.pipeline import x", "imports bert_jax.data.pipeline"),
+        ("bert_jax/data/__init__.py", "from bert_jax.batches.load import x", "a package's __init__ imports nothing"),
+        ("bert_jax/data/records.py", "from bert_jax.batches.load import x", "imports bert_jax.batches.load"),
         ("bert_jax/data/sources/corpus.py", "from .records import Split", "relative import"),
         ("bert_jax/data/sources/corpus.py", "import bert_jax.data.records", "in a circle: data."),
         (

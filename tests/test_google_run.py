@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from reference import google_run
 
-from bert_jax.data.pipeline import train_rows
-from bert_jax.tasks.batches import plan_epoch
+from bert_jax.batches.order import plan_epoch, train_rows
 
 LOSS_TOLERANCE = 1e-4  # of each step, in nats
 PARAMETER_TOLERANCE = 1e-4  # of every entry at the end, where the parameters have moved by 0.05 to 0.3

@@ -15,7 +15,8 @@ import jax
 import pytest
 from builders import tiny_model
 
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.objective import init_params
 from bert_jax.text.tokenizer import wordpiece_tokenizer

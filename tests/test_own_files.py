@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from builders import make_pretrained, tiny_run
 
-from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.checkpoints.states import SEAL, find_damage, seal
 from bert_jax.data.building import finished_manifest
 from bert_jax.errors import InputError
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict

@@ -22,10 +22,11 @@ from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
 from bert_jax.checkpoints.arrays import save_tree
-from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.checkpoints.states import SEAL
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
 from bert_jax.settings.pretraining import (
     CheckpointConfig,

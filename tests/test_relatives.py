@@ -15,10 +15,10 @@ from described import write_described
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 from bert_jax import load_predictor, load_pretrained, load_tokenizer
+from bert_jax.batches.load import rows_to_batch
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
-from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
 from bert_jax.finetuning import finetune

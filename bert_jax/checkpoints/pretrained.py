@@ -4,52 +4,38 @@
 import dataclasses
 import functools
 import sys
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from bert_jax.batch import Batch
 from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.hf import fetch, load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.devices.job import this_job
-from bert_jax.devices.sharding import in_no_mesh, on_host
+from bert_jax.devices.sharding import on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
-from bert_jax.model.objective import Params, abstract_params, encode
-from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
+from bert_jax.model.objective import Params, abstract_params
+from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.settings.model import ModelConfig, check_type_ids
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.places import AnyPath, Place, check_no_pattern, is_taken, to_place
-from bert_jax.storage.resolve import Resolved, is_hub, resolve, revision_path
+from bert_jax.storage.resolve import Resolved, is_hub, revision_path
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import check_space, new_directory, write_json
-from bert_jax.text.fitting import batch_of, filled, fit_texts, padded_length, rows_of, tell_cut
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import read_tokenizer
-
-
-class Encodings(NamedTuple):
-    """The encoder's outputs for some texts. Arrays are on the host, float32."""
-
-    hidden: np.ndarray  # [B, L, H]: the last layer, one vector per token
-    pooled: np.ndarray | None  # [B, H]: the pooler's output for [CLS]; None if the model has no pooler
-    token_ids: np.ndarray  # [B, L] int32, [CLS] first, padded
-    mask: np.ndarray  # [B, L] bool: True for a token, False for padding
 
 
 @dataclass(frozen=True)
@@ -83,46 +69,6 @@ class Pretrained:
             return None
         usual = {"name": "embeddings", "max_seq_length": self.config.max_positions}
         return from_dict(TaskConfig, self.task_settings or usual, "task_settings")
-
-    @in_no_mesh()
-    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
-        """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
-
-        A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an
-        error. Raises: InputError if there is no text, or one is none.
-        """
-        if isinstance(texts, str) or not len(texts):
-            raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
-        most = self.config.max_positions
-        rows = fit_texts(self.tokenizer, texts, most, long_texts)
-        tell_cut(sum(row.was_cut for row in rows), most)
-        check_type_ids(self.config, max(int(row.type_ids.max()) for row in rows), "the input")
-        lengths = np.array([len(row.token_ids) for row in rows])
-        batch = batch_of(rows, len(rows), lengths.max(), self.tokenizer.pad_id)
-        hidden = np.zeros((*batch.token_ids.shape, self.config.hidden_size), np.float32)
-        pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
-        left, tokens = np.argsort(-lengths, kind="stable"), tokens_at_once() or _TOKENS_ELSEWHERE
-        while len(left):  # in few shapes, since each shape is compiled
-            longest = int(lengths[left[0]])
-            length = padded_length(longest, most, max(length_step(self.config.attention), 16))
-            full = rows_of(tokens, length, 32)
-            part, left = left[:full], left[full:]
-            padded = batch_of([rows[number] for number in part], filled(len(part), full), length, self.tokenizer.pad_id)
-            batch_hidden, batch_pooled = _encode(self.config, self.prepared, padded)
-            hidden[part, :longest] = batch_hidden[: len(part), :longest]
-            if batch_pooled is not None:
-                pooled[part] = batch_pooled[: len(part), 0]
-        mask = np.asarray(batch.sequence_ids) > 0
-        return Encodings(hidden, pooled if "pooler" in self.params["encoder"] else None, batch.token_ids, mask)
-
-
-_TOKENS_ELSEWHERE = 16384  # at once, on accelerators
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
-    encoded = encode(config, params, batch)
-    return encoded.hidden, encoded.pooled
 
 
 def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) -> None:
@@ -173,33 +119,8 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
         leave_pretrained(bert, path, f"the revision {path}")
 
 
-def load_pretrained(path: AnyPath) -> Pretrained:
-    """Returns the pre-trained BERT at `path`, in one of three formats.
-
-    Ours is a directory that `save_pretrained` wrote, or a work directory; Hugging Face's is a directory as transformers
-    writes it, or hf://ORG/NAME; Google's a directory with bert_config.json and bert_model.ckpt.*, or a prefix such as
-    DIR/bert_model.ckpt.
-
-    A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
-    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
-    the parameters of a checkpoint are read from there, and a model's files are copied to the cache. The parameters are
-    float32 and on one device. `notes` of the result list differences from its source; Python warns of a classifier
-    whose outputs are not those of one class.
-
-    Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
-    """
-    bert = read_pretrained(resolve(path))
-    if bert.problem:
-        warnings.warn(
-            f"{path} has the problem_type {bert.problem}: its outputs are not the scores of classes that exclude each "
-            "other, so take no softmax of them; load_predictor refuses it",
-            stacklevel=2,
-        )
-    return bert
-
-
 def read_pretrained(source: Resolved) -> Pretrained:
-    """Like `load_pretrained`, but without a warning: for callers that show the notes, or predict."""
+    """Returns the model at a path in one of three formats, as `bert_jax.load_pretrained`, which also warns."""
     if source.format == "bert_jax":
         return _load_own(source)
     folder = fetch(source.given) if is_hub(source.given) else source.folder()

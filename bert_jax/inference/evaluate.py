@@ -16,12 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
+from bert_jax.batches.load import eval_batches
+from bert_jax.batches.stream import open_in_order
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.blocks import RowSource
-from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
-from bert_jax.data.streamed import open_in_order
 from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import MASKED_LM

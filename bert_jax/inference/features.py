@@ -4,7 +4,7 @@
 Source: paper, section 5.3; google-research/bert extract_features.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -12,28 +12,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree, Row, pad_rows
+from bert_jax.batches.infer import computed, inference_layouts, tokens_at_once
+from bert_jax.batches.make import batch_of_layout, spots_of
+from bert_jax.batches.pack import Layout, sizes_of
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
+from bert_jax.model.heads.labels import Spot
 from bert_jax.model.objective import Params, encode, forward
 from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
-from bert_jax.tasks.base import Row, largest_type
-from bert_jax.tasks.batches import batch_of_rows
-from bert_jax.tasks.evaluation import inference_layouts
-from bert_jax.tasks.layouts import Layout, packed_layouts, sizes_of
+from bert_jax.tasks.base import largest_type
 from bert_jax.text.fitting import fit_texts, tell_cut
 
-_ROWS_AT_ONCE = 32
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
-_TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about
-_FILL = 0.97  # of the positions of packed rows, which texts rarely fill to the last
+_TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about; a batch, if that is more
+
+
+class Encodings(NamedTuple):
+    """The encoder's outputs for some texts. Arrays are on the host, float32."""
+
+    hidden: np.ndarray  # [B, L, H]: the last layer, one vector per token; 0 for padding
+    pooled: np.ndarray | None  # [B, H]: the pooler's output for [CLS]; None if the model has no pooler
+    token_ids: np.ndarray  # [B, L] int32, [CLS] first, padded
+    mask: np.ndarray  # [B, L] bool: True for a token, False for padding
 
 
 class TokenFeatures(NamedTuple):
@@ -42,6 +49,31 @@ class TokenFeatures(NamedTuple):
     tokens: list[str]  # [CLS] first
     layers: np.ndarray  # [W, L, H] float32, of the W layers that were asked for
     truncated: bool
+
+
+@in_no_mesh()
+def encode_texts(
+    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut"
+) -> Encodings:
+    """Returns the encodings of texts, or of pairs of texts, as long as the longest.
+
+    A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an error.
+    Raises: InputError if there is no text, or one is none.
+    """
+    if isinstance(texts, str) or not len(texts):
+        raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
+    rows, cut = _rows(bert, texts, bert.config.max_positions, long_texts)
+    tell_cut(sum(cut), bert.config.max_positions)
+    longest = max(len(row.token_ids) for row in rows)
+    padded = pad_rows([row.token_ids for row in rows], longest, pad_id=bert.tokenizer.pad_id)
+    hidden = np.zeros((len(rows), longest, bert.config.hidden_size), np.float32)
+    pooled = np.zeros((len(rows), bert.config.hidden_size), np.float32)
+    for row, spot, (of_tokens, of_sequences) in _outputs(bert, rows, partial(_encoded, bert.config), "off"):
+        hidden[row.example, : len(row.token_ids)] = of_tokens[spot.tokens]
+        if of_sequences is not None:
+            pooled[row.example] = of_sequences[spot.places.start]
+    mask = np.asarray(padded.sequence_ids) > 0
+    return Encodings(hidden, pooled if "pooler" in bert.params["encoder"] else None, padded.token_ids, mask)
 
 
 @in_no_mesh()
@@ -64,16 +96,15 @@ def token_features(
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
         rows, cut = _rows(bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length, long_texts, first)
         num_cut += sum(cut)
-        for stretch, layouts in _stretches(bert.config, rows):
-            by_example: dict[int, np.ndarray] = {}
-            for bins, batch in _batches(stretch, layouts):
-                vectors = np.asarray(_layers(bert.config, chosen, bert.prepared, batch))  # [W, B, L, H]
-                for index, members in enumerate(bins):
-                    ends = np.cumsum([len(row.token_ids) for row in members])
-                    for row, text_vectors in zip(members, np.split(vectors[:, index], ends, axis=1)):
-                        by_example[row.example] = text_vectors
-            for row in stretch:
-                yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), by_example[row.example], cut[row.example])
+        ends = np.cumsum([len(row.token_ids) for row in rows]) // max(_TOKENS_AT_ONCE, tokens_at_once())
+        for numbers in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(ends)) + 1):
+            part = [rows[number] for number in numbers]
+            found = {
+                row.example: vectors[:, spot.tokens]
+                for row, spot, vectors in _outputs(bert, part, partial(_layers, bert.config, chosen))
+            }
+            for row in part:
+                yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
     tell_cut(num_cut, max_seq_length)
 
 
@@ -120,13 +151,12 @@ def sentence_embeddings(
     embeddings = np.zeros((len(texts), size), np.float32)
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)
     tell_cut(sum(cut), max_seq_length)
-    for bins, batch in _batches(rows, inference_layouts(bert.config, sizes_of(rows), _ROWS_AT_ONCE, "auto")):
-        if settings is not None:
-            pooled = np.asarray(_embedded(bert.config, settings, bert.prepared, batch))
-        else:
-            pooled = np.asarray(_pooled(bert.config, layer, pooling != "cls", bert.prepared, batch))  # [B, M, H]
-        for index, members in enumerate(bins):
-            embeddings[[row.example for row in members]] = pooled[index, : len(members)]
+    if settings is not None:
+        compute = partial(_embedded, bert.config, settings)
+    else:
+        compute = partial(_pooled, bert.config, layer, pooling != "cls")
+    for row, spot, vectors in _outputs(bert, rows, compute):
+        embeddings[row.example] = vectors[spot.places.start]
     return embeddings
 
 
@@ -159,42 +189,33 @@ def _rows(
     return rows, [text.was_cut for text in fitted]
 
 
-def _stretches(model: ModelConfig, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], list[Layout]]]:
-    """Yields the texts part by part, in their order, each part with its batches.
+def _outputs(
+    bert: Pretrained, rows: Sequence[Row], compute: Callable[[Params, Batch], PyTree], pack: str = "auto"
+) -> Iterator[tuple[Row, Spot, PyTree]]:
+    """Yields each text with its spot in a row of a batch, and the outputs of this row."""
 
-    Packed rows have one length in all parts, and a part has as many tokens as fill some whole batches.
-    """
-    sizes = sizes_of(rows)
-    first = next(iter(inference_layouts(model, sizes, _ROWS_AT_ONCE, "auto")), None)
-    if first is None:
-        return
-    if first.num_places == 1:  # packing does not pay
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = rows[start : start + _ROWS_AT_ONCE]
-            yield part, inference_layouts(model, sizes_of(part), _ROWS_AT_ONCE, "off")
-        return
-    positions = first.length * first.num_rows
-    most = int(_FILL * positions * max(1, round(_TOKENS_AT_ONCE / positions)))
-    parts = np.cumsum(sizes.tokens) // most
-    for numbers in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(parts)) + 1):
-        part = rows[numbers[0] : numbers[-1] + 1]
-        yield part, packed_layouts(sizes.of(numbers), first.length, positions, 1)
+    def of_layout(layout: Layout) -> PyTree:
+        return compute(bert.prepared, batch_of_layout(rows, layout, ENCODER))
+
+    for layout, outputs in computed(inference_layouts(sizes_of(rows), bert.config, pack), of_layout):
+        for line, numbers in enumerate(layout.bins):
+            of_line = jax.tree.map(lambda array, line=line: array[line], outputs)
+            for row, spot in spots_of([rows[number] for number in numbers]):
+                yield row, spot, of_line
 
 
-def _batches(rows: Sequence[Row], layouts: Sequence[Layout]) -> Iterator[tuple[list[list[Row]], Batch]]:
-    """Yields the rows of texts that share each row of a batch, and the batch."""
-    for layout in layouts:
-        bins = [[rows[number] for number in members] for members in layout.bins]
-        empty = [[]] * (layout.num_rows - len(bins))
-        yield bins, batch_of_rows([*bins, *empty], layout.length, layout.num_places, ENCODER)
-        give_back_freed_memory()
+@partial(jax.jit, static_argnums=0)
+def _encoded(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the last layer [B, L, H], and the pooled outputs [B, M, H] if the model has a pooler."""
+    encoded = encode(config, params, batch)
+    return encoded.hidden, encoded.pooled
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _layers(config: ModelConfig, chosen: tuple[int, ...], params: Params, batch: Batch) -> jax.Array:
     layers = encode(config, params, batch, layers=True).layers
     assert layers is not None
-    return jnp.stack([layers[layer] for layer in chosen]).astype(jnp.float32)
+    return jnp.stack([layers[layer] for layer in chosen], axis=1).astype(jnp.float32)  # [B, W, L, H]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

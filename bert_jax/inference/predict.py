@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch, pad_rows
+from bert_jax.batches.infer import computed, inference_layouts
+from bert_jax.batches.pack import Layout, Sizes
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
-from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
@@ -27,11 +28,8 @@ from bert_jax.settings.rules import from_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Prediction, Rows, Task, largest_type
 from bert_jax.tasks.catalog import NAMES, USUAL, MakeTask, Own, make_task
-from bert_jax.tasks.evaluation import inference_layouts, make_inference, make_split, predict_split
-from bert_jax.tasks.layouts import Layout, Sizes
+from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
-
-_ROWS_AT_ONCE = 32
 
 
 def load_predictor(
@@ -104,7 +102,7 @@ class Predictor:
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
         check_type_ids(self.bert.config, largest_type(split.rows), "the input")
-        return predict_split(self.task, split, self._infer, self._ready, _ROWS_AT_ONCE, self._mesh)[0]
+        return predict_split(self.task, split, self._infer, self._ready, 0, self._mesh)[0]
 
     @property
     def _most(self) -> int:
@@ -223,14 +221,16 @@ def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> 
     guesses: list[list[list[Filled]]] = [[] for _ in texts]
     blank = [index for index, text in enumerate(texts) if text.places]
     lengths = np.array([len(texts[index].token_ids) for index in blank], np.int64)
-    for layout in inference_layouts(bert.config, Sizes(lengths, np.ones_like(lengths)), _ROWS_AT_ONCE, "off"):
-        chosen = [blank[number] for (number,) in layout.bins]
-        batch = _batch_of_blanks([texts[index] for index in chosen], layout, bert)
-        probabilities = np.asarray(_mask_probabilities(bert.config, bert.prepared, batch))
-        give_back_freed_memory()
-        for row, index in enumerate(chosen):
-            slots = range(len(texts[index].places))
-            guesses[index] = [_guesses(bert, probabilities[row, slot], num_guesses) for slot in slots]
+
+    def compute(layout: Layout) -> jax.Array:
+        chosen = [texts[blank[number]] for (number,) in layout.bins]
+        return _mask_probabilities(bert.config, bert.prepared, _batch_of_blanks(chosen, layout, bert))
+
+    sizes = Sizes(lengths, np.ones_like(lengths))
+    for layout, probabilities in computed(inference_layouts(sizes, bert.config), compute):
+        for (number,), of_text in zip(layout.bins, probabilities):
+            index = blank[number]
+            guesses[index] = [_guesses(bert, of_text[slot], num_guesses) for slot in range(len(texts[index].places))]
     return guesses
 
 

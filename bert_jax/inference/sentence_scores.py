@@ -4,37 +4,26 @@
 Source: Salazar et al. 2020 ("original"); Kauf and Ivanova 2023 ("within_word_l2r").
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import Batch, pad_rows
+from bert_jax.batches.infer import computed, inference_layouts
+from bert_jax.batches.pack import Layout, Sizes
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
-from bert_jax.model.on_cpu import length_step
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.evaluation import ahead
-from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
+from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
 LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
-
-# Sentences are short, so that their rows are padded to lengths closer to each other than those of tasks.
-_SHORT, _SHORT_BY = 32, 4
-# Where rows of one length fill this many batches, half the step saves more than another program takes to compile.
-_MANY_BATCHES, _FINER_BY = 512, 2
-# Tokens of a batch, padding included. More are no faster on a CPU, and an accelerator needs more to be busy.
-_CPU_TOKENS, _OTHER_TOKENS = 2048, 65536
-_FEWEST_ROWS = 8
-_IN_FLIGHT = 3  # batches that are computed while the host makes the next
 
 Progress = Callable[[int, int], None]
 
@@ -139,125 +128,64 @@ def _encode_sentences(
     return [ids[: most - 2] for ids in token_ids], int(long.sum())
 
 
-class _Bucket(NamedTuple):
-    """Sentences whose rows are padded to one length."""
-
-    members: np.ndarray  # [S] int: indices of the sentences
-    rows: np.ndarray  # [S, L] int32: [CLS] tokens [SEP], padded
-    words: np.ndarray  # [S, L] int: the number of the word that a token is in
-    lengths: np.ndarray  # [S] int, with [CLS] and [SEP]
-
-
-class _Work(NamedTuple):
-    """The rows to compute for a bucket: a row for each token of a sentence; of a causal model, for each sentence."""
-
-    sentences: np.ndarray  # [R] int: which sentence of the bucket a row is a copy of
-    places: np.ndarray  # [R, P] int: the positions whose outputs are asked for
-    targets: np.ndarray  # [R, P] int: the positions of the tokens that they are to predict
-
-
 def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress) -> list[np.ndarray]:
-    """Returns the scores of the tokens of each sentence, which are all different."""
-    buckets = list(_buckets(bert, sentences, method))
-    all_work = [_work_of(bucket, method) for bucket in buckets]
-    done, total = 0, sum(len(work.sentences) for work in all_work)
-    all_scores = [np.zeros(0, np.float32)] * len(sentences)
-    for bucket, work in zip(buckets, all_work, strict=True):
-        scores = np.zeros(work.places.shape, np.float32)
-        for part, result in ahead(_computed(bert, bucket, work, method), _IN_FLIGHT):
-            scores[part] = np.asarray(result)[: part.stop - part.start]
-            give_back_freed_memory()
-            done += part.stop - part.start
-            progress(done, total)
-        counts = bucket.lengths - 2
+    """Returns the scores of the tokens of each sentence, which are all different.
+
+    A sentence takes a row for each of its tokens, which is predicted in it; with a causal model a single row.
+    """
+    counts = np.array([len(ids) for ids in sentences])
+    rows_of = np.ones_like(counts) if method == LOG_LIKELIHOOD else counts
+    members = np.repeat(np.arange(len(counts)), rows_of)  # the sentence of each row
+    positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1  # the first is 1
+    cls, sep = [bert.tokenizer.cls_id], [bert.tokenizer.sep_id]
+    texts = [np.concatenate([cls, ids, sep], dtype=np.int32) for ids in sentences]
+
+    def compute(layout: Layout) -> jax.Array:
+        numbers = np.array(layout.bins)[:, 0]
+        batch = pad_rows(
+            [*(texts[member] for member in members[numbers]), *[()] * (layout.num_rows - len(numbers))],
+            layout.length,
+            pad_id=bert.tokenizer.pad_id,
+        )
         if method == LOG_LIKELIHOOD:
-            per_sentence = [row[:count] for row, count in zip(scores, counts, strict=True)]
+            batch = _next_tokens(batch)
         else:
-            per_sentence = np.split(scores[:, 0], np.cumsum(counts)[:-1])
-        for member, tokens in zip(bucket.members, per_sentence, strict=True):
-            all_scores[member] = tokens
-    return all_scores
+            asked = np.ones((layout.num_rows, 1), np.int32)
+            asked[: len(numbers), 0] = positions[numbers]
+            batch = _masked_tokens(bert, batch, asked, method)
+        return _log_probabilities(bert.config, bert.prepared, batch)
+
+    sizes = Sizes(counts[members] + 2, np.ones_like(members))
+    scores = [np.zeros(count, np.float32) for count in counts]
+    done = 0
+    for layout, result in computed(inference_layouts(sizes, bert.config), compute):
+        for (number,), values in zip(layout.bins, result):
+            start = positions[number] - 1
+            of_sentence = scores[members[number]][start:]
+            of_sentence[: len(values)] = values[: len(of_sentence)]
+        done += len(layout.bins)
+        progress(done, len(members))
+    return scores
 
 
-def _computed(bert: Pretrained, bucket: _Bucket, work: _Work, method: str) -> Iterator[tuple[slice, jax.Array]]:
-    """Yields the rows of each batch and their scores, which are not waited for."""
-    num_rows = len(work.sentences)
-    size = _batch_rows(bucket.rows.shape[1], num_rows)
-    for first in range(0, num_rows, size):
-        part = slice(first, min(first + size, num_rows))
-        batch = _make_batch(bert, bucket, _Work(*(array[part] for array in work)), method, size)
-        yield part, _log_probabilities(bert.config, bert.prepared, batch)
+def _next_tokens(batch: Batch) -> Batch:
+    """Returns the batch where each token is predicted from those before it."""
+    positions = np.tile(np.arange(batch.token_ids.shape[1] - 1, dtype=np.int32), (len(batch.token_ids), 1))
+    return batch._replace(mlm_positions=positions, mlm_labels=batch.token_ids[:, 1:])
 
 
-def _buckets(bert: Pretrained, sentences: list[np.ndarray], method: str) -> Iterator[_Bucket]:
-    """Yields the sentences by the length of their rows, longest first, so that a lack of memory shows soon."""
-    lengths = np.array([len(ids) + 2 for ids in sentences])
-    counts = np.ones_like(lengths) if method == LOG_LIKELIHOOD else lengths - 2
-    padded = _row_lengths(lengths, counts, bert.config.max_positions, bert.config.attention)
-    tokenizer = bert.tokenizer
-    for length in np.unique(padded)[::-1].tolist():
-        members = np.flatnonzero(padded == length)
-        rows = np.full((len(members), length), tokenizer.pad_id, np.int32)
-        for row, member in zip(rows, members, strict=True):
-            row[: lengths[member]] = [tokenizer.cls_id, *sentences[member], tokenizer.sep_id]
-        yield _Bucket(members, rows, np.cumsum(tokenizer.word_starts[rows], axis=1), lengths[members])
-
-
-def _row_lengths(lengths: np.ndarray, counts: np.ndarray, most: int, attention: str) -> np.ndarray:
-    """Returns the padded lengths of the rows of each sentence [S]; `counts` [S] are the numbers of rows."""
-    padded = np.array([padded_length(length, most, length_step(attention)) for length in lengths.tolist()])
-    short = lengths <= _SHORT
-
-    def pad(members: np.ndarray, step: int) -> None:
-        padded[members] = np.minimum(-(-lengths[members] // step) * step, most)
-
-    pad(short, _SHORT_BY)
-    for length in np.unique(padded[short]):
-        members = short & (padded == length)
-        if counts[members].sum() * length >= _MANY_BATCHES * _batch_tokens():
-            pad(members, _FINER_BY)
-    return padded
-
-
-def _batch_tokens() -> int:
-    return _CPU_TOKENS if jax.default_backend() == "cpu" else _OTHER_TOKENS
-
-
-def _batch_rows(length: int, num_rows: int) -> int:
-    """Returns the rows of every batch of a bucket, so that it is a single program; fewer where there are few."""
-    full = max(_FEWEST_ROWS, 1 << max(1, _batch_tokens() // length).bit_length() - 1)
-    return min(full, max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length()))
-
-
-def _work_of(bucket: _Bucket, method: str) -> _Work:
-    counts = bucket.lengths - 2
-    if method == LOG_LIKELIHOOD:
-        positions = np.tile(np.arange(bucket.rows.shape[1] - 1), (len(counts), 1))
-        return _Work(np.arange(len(counts)), positions, positions + 1)
-    sentences = np.repeat(np.arange(len(counts)), counts)
-    places = np.arange(len(sentences)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # 1 to its count
-    return _Work(sentences, places[:, None], places[:, None])
-
-
-def _make_batch(bert: Pretrained, bucket: _Bucket, work: _Work, method: str, size: int) -> Batch:
-    """Returns the batch of some rows of a bucket, filled up to `size` with empty ones."""
-    rows, lengths = bucket.rows[work.sentences], bucket.lengths[work.sentences]
-    labels = np.take_along_axis(rows, work.targets, axis=1)
-    if method != LOG_LIKELIHOOD:
-        positions = np.arange(rows.shape[1])
-        masked = positions == work.places
-        if method == "within_word_l2r":
-            words = bucket.words[work.sentences]
-            masked |= (positions > work.places) & (words == np.take_along_axis(words, work.places, axis=1))
-        rows = np.where(masked, bert.tokenizer.mask_id, rows)
-    missing = size - len(rows)
-
-    def filled(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))
-
-    texts = [row[:length] for row, length in zip(rows, lengths, strict=True)]
-    batch = pad_rows([*texts, *[()] * missing], rows.shape[1], pad_id=bert.tokenizer.pad_id)
-    return batch._replace(mlm_positions=filled(work.places).astype(np.int32), mlm_labels=filled(labels))
+def _masked_tokens(bert: Pretrained, batch: Batch, positions: np.ndarray, method: str) -> Batch:
+    """Returns the batch where the token at the position [B, 1] of each row is predicted, and masked."""
+    token_ids, everywhere = batch.token_ids, np.arange(batch.token_ids.shape[1])
+    masked = everywhere == positions
+    if method == "within_word_l2r":
+        words = np.cumsum(bert.tokenizer.word_starts[token_ids], axis=1)  # the number of the word that a token is in
+        masked |= (everywhere > positions) & (words == np.take_along_axis(words, positions, axis=1))
+    return batch._replace(
+        token_ids=np.where(masked, bert.tokenizer.mask_id, token_ids),
+        mlm_positions=positions,
+        mlm_labels=np.take_along_axis(token_ids, positions, axis=1),
+    )
 
 
 @partial(jax.jit, static_argnums=0)

@@ -34,21 +34,6 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
     return jnp.einsum(f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32).astype(dtype)
 
 
-def length_step(attention: str = "plain") -> int:
-    """Returns the step between short lengths: 8 on a CPU, 16 elsewhere, 32 for the kernel of fused attention."""
-    if jax.default_backend() == "cpu":
-        return 8
-    return 32 if attention == "fused" else 16
-
-
-def tokens_at_once() -> int:
-    """Returns how many tokens inference computes at once on a CPU; 0 if it computes elsewhere, or on several devices.
-
-    The arrays of about 512 tokens stay in the caches. With 16 rows of 208 tokens a row takes twice as long as alone.
-    """
-    return 512 if jax.default_backend() == "cpu" else 0
-
-
 def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
     """Returns the encoder's parameters with separate arrays for each layer, for repeated inference on a CPU.
 

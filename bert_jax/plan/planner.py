@@ -21,11 +21,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, RowShape
-from bert_jax.data.pipeline import abstract_batch
+from bert_jax.batches.load import abstract_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.devices.chips import GPUS, GPUS_PER_HOST, TPUS, Chip, peak_flops
 from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
+from bert_jax.model.flops import train_flops
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
@@ -33,7 +34,6 @@ from bert_jax.plan.hbm import moved_bytes
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import DataConfig, ResolvedConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
-from bert_jax.training.flops import train_flops
 from bert_jax.training.memory import estimate_memory, memory_problem, shard_bytes
 from bert_jax.training.program import Program
 from bert_jax.training.step import TrainState, abstract_state

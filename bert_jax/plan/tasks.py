@@ -6,13 +6,13 @@ from functools import partial
 
 import jax
 
+from bert_jax.batches.examples import train_batches
 from bert_jax.devices.sharding import make_mesh, mesh_sizes
 from bert_jax.finetuning import batching_of
 from bert_jax.model.objective import task_objective
 from bert_jax.plan.planner import Plan, Work, check_no_teacher, plan, planned_devices
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig, ResolvedConfig
-from bert_jax.tasks.batches import train_batches
 from bert_jax.tasks.prepare import open_task
 
 

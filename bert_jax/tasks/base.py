@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
@@ -21,20 +22,6 @@ if TYPE_CHECKING:  # scores need no JAX
 
 Example: TypeAlias = Any  # the task's own type of examples
 Prediction: TypeAlias = Any  # the task's own type of predictions
-
-
-class Row(NamedTuple):
-    """A row of model input made from an example: one sequence, or several packed one after the other."""
-
-    example: int  # the index of its example; a long example may have several rows
-    token_ids: np.ndarray  # [L] int32, no padding
-    type_ids: np.ndarray  # [L] uint8
-    lengths: tuple[int, ...]  # of its sequences, in order; they add up to L
-    # None if unknown. A class or a number; [K] float, a probability for each class or label; the right choice, from 0;
-    # [L] int, a class for each token or -1; the first and the last token of an answer.
-    label: Any = None
-    detail: Any = None  # further data for `Task.decode`; not an input of the model
-    weight: float = 1.0  # of its label in the loss
 
 
 def largest_type(rows: Sequence[Row]) -> int:

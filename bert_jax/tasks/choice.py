@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.choice import CHOICES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
+from bert_jax.tasks.base import CUT, Rows, Task, choose_metric
 from bert_jax.tasks.labels import as_number, check_labelled
 from bert_jax.tasks.readers import Examples, Record, Table, find_column, find_split_file, first_row, is_tsv, read_table
 from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_predictions

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import texts
-from bert_jax.tasks.base import Prediction, Row, Rows, Task, choose_metric
+from bert_jax.tasks.base import Prediction, Rows, Task, choose_metric
 from bert_jax.tasks.classify_read import is_pair, labels_of, named_columns, parse_texts, read_texts
 from bert_jax.tasks.labels import (
     HIDDEN,

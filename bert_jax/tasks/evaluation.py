@@ -2,32 +2,25 @@
 """Prediction and evaluation of a task on the device mesh."""
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch, PyTree
-from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.batch import Batch, PyTree, Row
+from bert_jax.batches.infer import computed, inference_layouts
+from bert_jax.batches.make import batch_of_layout, unpadded_outputs
+from bert_jax.batches.pack import Layout, sizes_of
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
 from bert_jax.errors import TextError
 from bert_jax.model.losses import Pair, mean_metrics
 from bert_jax.model.objective import Params, forward
-from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
+from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.base import Example, Prediction, Row, Task
-from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
-from bert_jax.tasks.layouts import Layout, Limits, Sizes, eval_layouts, sizes_of
+from bert_jax.tasks.base import Example, Prediction, Task
 from bert_jax.text.tokenizer import Tokenizer
-
-_BATCH_SIZES = 1, 8  # rows of a small batch; each size compiles a program per length
-_STEP_ON_CPU = 16  # of lengths; a text compiles a program unless one of its length exists
-
-
-Item = TypeVar("Item")
 
 
 class Split(NamedTuple):
@@ -68,8 +61,8 @@ class Inference(NamedTuple):
     """A compiled model, and the preparation of its parameters."""
 
     model: ModelConfig
-    pack: str  # see `Limits`
-    one_shape: bool  # see `Limits`
+    pack: str  # see `inference_layouts`
+    one_shape: bool  # see `inference_layouts`
     ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
     run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
 
@@ -79,7 +72,8 @@ def make_inference(
 ) -> Inference:
     """Returns the compiled model of a task, with outputs replicated on every host.
 
-    `params` gives the shapes. `pack` and `one_shape` are as in `Limits`; a head that cannot be packed never is.
+    `params` gives the shapes. `pack` and `one_shape` are those of `inference_layouts`; a head that cannot be packed
+    never is.
     """
     head, num_outputs = task.head, task.num_outputs
     pack = pack if head.can_be_packed else "off"
@@ -97,24 +91,6 @@ def make_inference(
     return Inference(model, pack, one_shape, apart, jax.jit(infer))
 
 
-def inference_layouts(
-    model: ModelConfig, sizes: Sizes, batch_size: int, pack: str, mesh: Mesh | None = None, one_shape: bool = False
-) -> list[Layout]:
-    """Returns batches that hold every row once, in few shapes; on one CPU, with the token count it computes fastest.
-
-    `pack` and `one_shape` are as in `Limits`; without a mesh there is one device.
-    """
-    step = length_step(model.attention)
-    if mesh is not None and mesh.size > 1:
-        limits = Limits(batch_size, step, row_group(mesh), pack, one_shape=one_shape)
-    elif tokens := tokens_at_once():
-        limits = Limits(batch_size, max(step, _STEP_ON_CPU), 1, pack, tokens, one_shape)
-    else:
-        size = next((size for size in _BATCH_SIZES if batch_size > size >= len(sizes.tokens)), batch_size)
-        limits = Limits(size, step, 1, pack, one_shape=one_shape)
-    return eval_layouts(sizes, model, limits)
-
-
 def predict_split(
     task: Task,
     split: Split,
@@ -126,7 +102,8 @@ def predict_split(
 ) -> tuple[list[Prediction], dict[str, float]]:
     """Returns a prediction for every example of a split, and the loss if the labels are known.
 
-    `ready` is the result of `infer.ready` for the parameters. `finished` is called after each batch.
+    `ready` is the result of `infer.ready` for the parameters, `batch_size` is `most_rows` of `inference_layouts`.
+    `finished` is called after each batch.
     """
     outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
     return task.decode(split.examples, split.rows, outputs), loss
@@ -144,17 +121,15 @@ def _compute_split(
     """Returns the outputs for each row of a split, and the loss if the labels are known."""
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
-    layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh, infer.one_shape)
+    sizes = sizes_of(split.rows)
+    layouts = inference_layouts(sizes, infer.model, infer.pack, mesh, batch_size, infer.one_shape)
 
-    def computed() -> Iterator[tuple[Layout, PyTree]]:  # dispatched, not awaited
-        for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
-            with jax.set_mesh(mesh):  # a program belongs to the mesh that was set when it was compiled
-                result = infer.run(ready, batch)
-            yield layout, result
+    def compute(layout: Layout) -> PyTree:
+        batch = batch_of_layout(split.rows, layout, task.head, mesh)
+        with jax.set_mesh(mesh):  # a program belongs to the mesh that was set when it was compiled
+            return infer.run(ready, batch)
 
-    for layout, result in ahead(computed()):
-        losses, logits = jax.device_get(result)
-        give_back_freed_memory()
+    for layout, (losses, logits) in computed(layouts, compute):
         finished()
         for numbers, row_logits in zip(layout.bins, logits):  # rows beyond the bins are empty
             unpadded = unpadded_outputs([split.rows[number] for number in numbers], row_logits, task.head)
@@ -166,16 +141,6 @@ def _compute_split(
             pair[1] += float(weight)
     loss = {name: value for name, value in mean_metrics(sums).items() if name == "loss"}
     return outputs, loss
-
-
-def ahead(items: Iterable[Item], count: int = 1) -> Iterator[Item]:
-    """Yields each item once the next `count` have been made, so devices compute those while this one is used."""
-    made: deque[Item] = deque()
-    for item in items:
-        made.append(item)
-        if len(made) > count:
-            yield made.popleft()
-    yield from made
 
 
 def evaluate(

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import Row, Rows, choose_metric
+from bert_jax.tasks.base import Rows, choose_metric
 from bert_jax.tasks.classify import CLASS_COLUMNS, TextTask
 from bert_jax.tasks.classify_read import labels_of, read_texts
 from bert_jax.tasks.labels import ClassifyExample, read_labels

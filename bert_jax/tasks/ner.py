@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import tagging
-from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task, choose_metric, split_names
+from bert_jax.tasks.base import CUT_WORDS, Rows, Task, choose_metric, split_names
 from bert_jax.tasks.ner_read import WORD_COLUMNS, NerExample, read_sentences
 from bert_jax.tasks.tagging import OUTSIDE
 from bert_jax.text.tokenizer import Tokenizer

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import Row
+from bert_jax.batches.order import steps_per_epoch
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
@@ -18,11 +20,10 @@ from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
-from bert_jax.tasks.base import Example, Row, Task, largest_type
+from bert_jax.tasks.base import Example, Task, largest_type
 from bert_jax.tasks.catalog import USUAL, Own, make_task
 from bert_jax.tasks.embeddings.task import EmbeddingTask, are_alone, from_start
 from bert_jax.tasks.evaluation import Data, make_split
-from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
 
 

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import Row
+from bert_jax.batches.examples import Batching
+from bert_jax.batches.shapes import needed_flops
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage import schema
 from bert_jax.storage.places import Place
 from bert_jax.storage.resolve import FINETUNED
-from bert_jax.tasks.base import Row, Task
-from bert_jax.tasks.batches import Batching, flops_of_epoch, sizes_for
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import Data
-from bert_jax.tasks.layouts import needed_flops
 from bert_jax.training.describe import schedule_warnings
 from bert_jax.training.report import read_metrics
 
@@ -70,12 +71,11 @@ def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int
 def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig) -> str:
     """Returns a line that describes how training batches are made and how much of their work is padding."""
     needed = needed_flops(model, rows)
-    padding = flops_of_epoch(sizes_for(rows, batching), batching, model) / needed
+    padding = batching.flops(rows, model) / needed
     if batching.shape is None:
         how = "like lengths" if batching.bucket else "one length"
         return f"batches: {batching.batch_size} rows padded to {how}, {padding:.2f} times the FLOPs of their tokens"
-    alone = dataclasses.replace(batching, shape=None)
-    other = flops_of_epoch(sizes_for(rows, alone), alone, model) / needed
+    other = dataclasses.replace(batching, shape=None).flops(rows, model) / needed
     few, *_, many = (*batching.shape.num_rows, batching.shape.num_rows[-1])
     return (
         f"batches: {batching.batch_size} rows packed into {few if few == many else f'{few} to {many}'} of "

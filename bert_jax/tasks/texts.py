@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import CUT, Row, Rows
+from bert_jax.tasks.base import CUT, Rows
 from bert_jax.tasks.labels import Classes, ClassifyExample, check_labelled, number_of
 from bert_jax.tasks.readers import Record
 from bert_jax.text.fitting import join_texts

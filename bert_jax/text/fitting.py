@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.batch import Batch, pad_rows
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -119,38 +118,6 @@ def fit_texts(
     return results
 
 
-def make_batch(
-    tokenizer: Tokenizer,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
-    max_length: int = 512,
-    long_texts: str = "cut",
-) -> Batch:
-    """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP] rows of numpy arrays, one for each text or pair of texts.
-
-    They are padded to one of a few lengths, since JAX compiles a program for each. A text with more than
-    `max_length` tokens, [CLS] and [SEP] included, is cut, with a warning, or with `long_texts` "refuse" an error.
-
-    Raises: InputError if there is no text, if one is not a text and not a pair, or if no pair fits in `max_length`.
-    """
-    least = 2 + len(tokenizer.between)
-    if not isinstance(max_length, int | np.integer) or max_length < least:
-        raise InputError(f"max_length {max_length!r} is not a whole number of {least} or more; 128 and 512 are usual")
-    if isinstance(texts, str) or not len(texts):
-        raise InputError("there is no text for a batch; give a list of texts or of pairs of texts")
-    rows = fit_texts(tokenizer, texts, max_length, long_texts)
-    tell_cut(sum(row.was_cut for row in rows), max_length)
-    longest = max(len(row.token_ids) for row in rows)
-    return batch_of(rows, len(rows), padded_length(longest, max_length, 8), tokenizer.pad_id)
-
-
-def batch_of(rows: Sequence[Fitted], size: int, length: int, pad_id: int) -> Batch:
-    """Returns `size` rows of `length` tokens, the last of them empty, and in each a single word to predict."""
-    empty = [()] * (size - len(rows))
-    token_ids, type_ids = [row.token_ids for row in rows], [row.type_ids for row in rows]
-    batch = pad_rows([*token_ids, *empty], length, [*type_ids, *empty], pad_id=pad_id)
-    return batch._replace(mlm_positions=np.zeros((size, 1), np.int32))
-
-
 def join_texts(tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int) -> Fitted:
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP], by the names and with the separators of the tokenizer.
 
@@ -179,24 +146,3 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     first, second = (first - cut, second) if first > second else (first, second - cut)
     excess -= cut
     return first - excess // 2, second - (excess + 1) // 2
-
-
-def padded_length(length: int, most: int, multiple: int) -> int:
-    """Returns the length that a row is padded to, at most `most`.
-
-    Each length is a program to compile, and padding costs time. So lengths are multiples of `multiple` (`length_step`)
-    up to 128, of twice that up to 256, of four times that up to 512, and of 256 beyond: about as much is padding in
-    long rows as in short ones.
-    """
-    multiple = next((multiple * times for end, times in ((128, 1), (256, 2), (512, 4)) if length <= end), 256)
-    return min(-(-length // multiple) * multiple, most)
-
-
-def rows_of(tokens: int, length: int, most: int, group: int = 1) -> int:
-    """Returns the number of rows of `length` for about `tokens` tokens: group, 2 group, 4 group ..., at most `most`."""
-    return group << (min(most, max(group, tokens // length)) // group).bit_length() - 1
-
-
-def filled(count: int, full: int, group: int = 1) -> int:
-    """Returns the number of rows to hold `count`: one of a few numbers, as each is a program to compile."""
-    return min(group << (-(-count // group) - 1).bit_length(), full)

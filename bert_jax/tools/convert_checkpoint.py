@@ -98,11 +98,11 @@ def _check_flags(url: str) -> None:
 def _convert(output: Place, shown: str) -> "Pretrained":
     """Writes the model to a directory, which messages call `shown`, and returns it."""
     to = _TO.value or "hf"
-    from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf
     from bert_jax.checkpoints.model_card import gather_records, model_card
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.sentence_transformers import write_pipeline
+    from bert_jax.inference.compare import differences
     from bert_jax.model.objective import count_parameters
     from bert_jax.settings.finetuning import TaskConfig
     from bert_jax.settings.rules import to_dict

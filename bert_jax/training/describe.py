@@ -9,15 +9,15 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.batch import RowShape
+from bert_jax.batches.stream import StreamedSplit
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.records import Dataset
-from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.chips import peak_flops
+from bert_jax.model import flops
 from bert_jax.model.objective import Params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import OptimizerConfig, ResolvedConfig
-from bert_jax.training import flops
 from bert_jax.training.memory import describe_memory
 from bert_jax.training.step import TrainState
 

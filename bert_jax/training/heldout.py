@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
-from bert_jax.data.pipeline import eval_batches
+from bert_jax.batches.load import eval_batches
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import on_host
 from bert_jax.model.objective import Objective, Params, next_sentence_weights

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bert_jax.batch import RowShape
-from bert_jax.data.pipeline import abstract_batch
+from bert_jax.batches.load import abstract_batch
+from bert_jax.batches.stream import open_for_training
 from bert_jax.data.records import Dataset
-from bert_jax.data.streamed import open_for_training
 from bert_jax.errors import InputError
 from bert_jax.model.attention import LONGEST_WHOLE
 from bert_jax.model.objective import Objective, pretraining_objective

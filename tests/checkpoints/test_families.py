@@ -14,13 +14,15 @@ from builders import random_batch
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf
 
-from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.families import FAMILIES, class_of, table_of
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import flatten
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.errors import InputError
+from bert_jax.inference.compare import differences
+from bert_jax.inference.features import encode_texts
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.pretraining import MASKED_LM, PRETRAINING
 from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.table import HEADS
@@ -228,10 +230,10 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     loaded = load_pretrained(tmp_path / "model")
     assert loaded.config == config
     texts = ["abc word3 word4", "word5"]
-    np.testing.assert_array_equal(loaded.encode(texts).hidden, bert.encode(texts).hidden)
+    np.testing.assert_array_equal(encode_texts(loaded, texts).hidden, encode_texts(bert, texts).hidden)
     found = differences(bert, loaded)  # as `convert_checkpoint --verify` does
     assert {"hidden", "classifier"} <= set(found) and not any(found.values())
-    pairs = bert.encode([("abc", "word3"), ("word4", "abc")])  # with types or without
+    pairs = encode_texts(bert, [("abc", "word3"), ("word4", "abc")])  # with types or without
     assert np.isfinite(pairs.hidden).all()
     batch = random_batch(num_rows=2, row_length=30, vocab_size=131)
     stacked, apart = (

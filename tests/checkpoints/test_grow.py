@@ -12,17 +12,18 @@ import pytest
 from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_vocab
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.grow import grow
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.inference.features import encode_texts
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import forward, init_params
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.text.fitting import make_batch
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ def logits_at_first(bert: Pretrained, text: str) -> np.ndarray:
 def test_old_text_has_the_same_ids_hidden_states_and_logits(bert, changes):
     grown = grow(bert, **changes)
     assert grown.tokenizer.encode_batch(OLD_TEXTS) == bert.tokenizer.encode_batch(OLD_TEXTS)
-    before, after = bert.encode(OLD_TEXTS), grown.encode(OLD_TEXTS)
+    before, after = encode_texts(bert, OLD_TEXTS), encode_texts(grown, OLD_TEXTS)
     for name in before._fields:
         np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
     old = [index for index, token in enumerate(bert.tokenizer.vocab) if not token.startswith("[unused")]
@@ -96,9 +97,9 @@ def test_new_positions_repeat_the_old_ones(bert):
     old = np.asarray(bert.params["encoder"]["embeddings"]["position"]["embedding"])
     new = grown.params["encoder"]["embeddings"]["position"]["embedding"]
     np.testing.assert_array_equal(new, np.concatenate([old, old, old[:8]]))
-    assert np.isfinite(grown.encode(["the ban " * 19]).hidden).all()
+    assert np.isfinite(encode_texts(grown, ["the ban " * 19]).hidden).all()
     with pytest.raises(InputError, match="room for 16"):
-        bert.encode(["the ban " * 19], "refuse")
+        encode_texts(bert, ["the ban " * 19], "refuse")
 
 
 def test_positions_of_relatives_grow(bert):

@@ -16,8 +16,9 @@ from read_models import load_hf, load_tf1
 from bert_jax.checkpoints.arrays import describe
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, part_of, to_params, unflatten
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.errors import InputError
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.table import HEADS, infer_head
 from bert_jax.model.objective import abstract_params, init_params, parts_of
 

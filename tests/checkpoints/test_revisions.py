@@ -11,8 +11,9 @@ from builders import tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
+from bert_jax.batches.load import rows_to_batch
+from bert_jax.batches.order import train_rows
 from bert_jax.checkpoints.states import checkpoint_steps
-from bert_jax.data.pipeline import rows_to_batch, train_rows
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import CheckpointConfig

@@ -21,9 +21,9 @@ from read_models import load_tf1
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index
 from bert_jax.checkpoints.names import TABLE, to_params
-from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.checkpoints.tf1 import find_checkpoint
 from bert_jax.errors import InputError
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import abstract_params, encode, forward
 from bert_jax.storage.folder import open_folder

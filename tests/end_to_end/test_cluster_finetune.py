@@ -94,7 +94,7 @@ def test_other_rows_to_evaluate_on_are_named_on_both(repository, pretrained, tmp
     more = {1: [f"--config.data.source={other}"]}
     errors = finish(start(repository, arguments(source, pretrained, tmp_path / "run"), 2, more=more), expected=1)
     for lines in told(errors):
-        assert len(lines) == 1 and "process 1 (" in lines[0] and "has rows.dev " in lines[0], lines
+        assert len(lines) == 1 and "process 1 (" in lines[0] and "has examples.dev " in lines[0], lines
     assert not (tmp_path / "run").exists()
 
 

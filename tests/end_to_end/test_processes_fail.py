@@ -323,10 +323,10 @@ def test_one_that_cannot_write_ends_all_at_once_with_its_number(repository, data
 # Stops the loader of one process for good while the process itself goes on, as a dead file server does.
 HANGING = """
 import runpy, sys, time
-from bert_jax.data import pipeline
+from bert_jax.batches import load
 
-make = pipeline.train_batch
-pipeline.train_batch = lambda split, step, *others: time.sleep(10_000) if step == 5 else make(split, step, *others)
+make = load.train_batch
+load.train_batch = lambda split, step, *others: time.sleep(10_000) if step == 5 else make(split, step, *others)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

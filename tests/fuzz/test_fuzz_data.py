@@ -12,11 +12,11 @@ from builders import make_dataset
 from conftest import ROOT
 from fuzzing import Reader, make_tests
 
+from bert_jax.batches.load import rows_to_batch
 from bert_jax.data import records
 from bert_jax.data.building import finished_manifest
 from bert_jax.data.google import tfrecord
 from bert_jax.data.google.examples import check_examples, examples_to_rows, read_examples
-from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.storage.files import sha256_file
 from bert_jax.tokenizing import load_tokenizer
 

@@ -16,9 +16,10 @@ from read_models import load_hf, load_hf_tokenizer, load_tf1
 
 from bert_jax.checkpoints.arrays import describe, save_tree
 from bert_jax.checkpoints.hf import save_hf
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL, seal
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage import files
 from bert_jax.storage.writing import write_json

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 from read_models import load_tf1
 
-from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.data.records import open_dataset
 from bert_jax.data.sources.corpus import iterate_documents
+from bert_jax.inference.pretrained import load_pretrained
 from tests.fuzz.test_fuzz_data import make_data, make_examples, use_examples
 from tests.fuzz.test_fuzz_models import make_own, make_tf1, make_workdir
 

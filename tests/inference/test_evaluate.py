@@ -12,9 +12,10 @@ from builders import growing_bert, make_dataset, tiny_model, write_corpus
 from object_server import serving
 
 import bert_jax
+from bert_jax.batches import stream
+from bert_jax.batches.load import rows_to_batch
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.data import blocks, streamed
-from bert_jax.data.pipeline import rows_to_batch
+from bert_jax.data import blocks
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
 from bert_jax.devices.sharding import make_mesh
@@ -166,12 +167,12 @@ def caches(monkeypatch):
     """Returns a list to which every cache of blocks is added when it is made."""
     made = []
 
-    class Noted(streamed.BlockCache):
+    class Noted(stream.BlockCache):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(streamed, "BlockCache", Noted)
+    monkeypatch.setattr(stream, "BlockCache", Noted)
     return made
 
 

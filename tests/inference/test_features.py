@@ -9,10 +9,11 @@ import pytest
 from builders import make_pretrained, tiny_model
 
 from bert_jax.batch import pad_rows
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
 from bert_jax.inference import features as module
 from bert_jax.inference.features import sentence_embeddings, token_features
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.objective import encode, init_params
 from bert_jax.text.fitting import CutWarning
 from bert_jax.tokenizing import load_tokenizer
@@ -58,28 +59,27 @@ def test_vectors_are_those_of_each_text_alone(bert):
 def test_many_short_texts_fill_rows_of_one_length(bert, monkeypatch):
     """In parts, in the order of the texts, so that the vectors of a few thousand tokens are in memory at a time."""
     shapes, sizes = [], []
-    compute, stretches = module._layers, module._stretches
+    compute, outputs = module._layers, module._outputs
 
     def noted_layers(config, chosen, params, batch):
         shapes.append(batch.token_ids.shape)
         return compute(config, chosen, params, batch)
 
-    def noted_stretches(*arguments):
-        for part, layouts in stretches(*arguments):
-            sizes.append(sum(len(row.token_ids) for row in part))
-            yield part, layouts
+    def noted_outputs(bert, rows, compute):
+        sizes.append(sum(len(row.token_ids) for row in rows))
+        return outputs(bert, rows, compute)
 
     monkeypatch.setattr(module, "_layers", noted_layers)
-    monkeypatch.setattr(module, "_stretches", noted_stretches)
-    monkeypatch.setattr(module, "_TOKENS_AT_ONCE", 400)
-    monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 200)
-    texts = [f"text {number} " * (number % 5) for number in range(300)]
+    monkeypatch.setattr(module, "_outputs", noted_outputs)
+    monkeypatch.setattr(module, "_TOKENS_AT_ONCE", 600)
+    monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 500)
+    texts = [f"text {number} " * (number % 5) for number in range(900)]
     found = list(token_features(bert, texts, layers=(-1,)))
     assert [features.tokens[1:-1] for features in found] == [bert.tokenizer.tokenize(text) for text in texts]
-    assert len(sizes) > 4 and max(sizes) <= max(rows * length for rows, length in shapes)  # a part is a batch here
+    assert len(sizes) > 4 and max(sizes) <= 600
     assert len({length for _, length in shapes}) <= 2 and len(set(shapes)) <= 6
     assert sum(rows * length for rows, length in shapes) < 1.25 * sum(sizes)
-    for place in (0, 1, 150, 299):
+    for place in (0, 1, 500, 899):
         (alone,) = token_features(bert, [texts[place]], layers=(-1,))
         np.testing.assert_allclose(found[place].layers, alone.layers, atol=2e-5)
 

@@ -13,6 +13,7 @@ from builders import growing_bert, make_pretrained, tiny_model
 from hf_models import make_tokenizer, random_params
 
 import bert_jax
+from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.errors import InputError
 from bert_jax.inference.export import export_model
@@ -20,7 +21,6 @@ from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode
 from bert_jax.storage.files import zstd
-from bert_jax.text.fitting import Fitted, batch_of
 from bert_jax.tools.lines import batches_of, converse, open_lines, parse_line, read_input, told
 
 TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
@@ -190,7 +190,7 @@ def test_an_exported_model_reads_one_token_and_says_which_jax_does(bert, tmp_pat
     outputs = jax.jit(model.call)(
         dict(np.load(tmp_path / "served" / "params.npz")), ids, ids * 0, ids * 0 + 1, np.zeros((1, 1), np.int32)
     )
-    batch = batch_of([Fitted(ids[0], ids[0] * 0, False)], 1, 1, bert.tokenizer.pad_id)
+    batch = pad_rows([ids[0]], 1)
     np.testing.assert_allclose(outputs["hidden"], encode(bert.config, bert.params, batch).hidden, atol=1e-5)
     readme = (tmp_path / "served" / "README.md").read_text()
     assert f"written by jax {jax.__version__} (calling convention" in readme

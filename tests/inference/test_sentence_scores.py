@@ -10,8 +10,8 @@ from builders import growing_bert
 
 import bert_jax
 from bert_jax.batch import Batch
+from bert_jax.batches import infer
 from bert_jax.errors import InputError
-from bert_jax.inference import sentence_scores
 from bert_jax.inference.minimal_pairs import Pair, accuracies
 from bert_jax.inference.sentence_scores import LOG_LIKELIHOOD, METHODS, score_sentences, token_scores
 from bert_jax.model.heads.pretraining import MASKED_LM
@@ -93,37 +93,10 @@ def test_methods_differ_in_words_of_several_pieces_only(bert):
 def test_batching_changes_no_score(bert, monkeypatch, method):
     sentences = [*SENTENCES, *(" ".join(["the ban"] * count) for count in range(1, 8))]
     together = score_sentences(bert, sentences, method)
-    monkeypatch.setattr(sentence_scores, "_CPU_TOKENS", 8)
-    monkeypatch.setattr(sentence_scores, "_SHORT", 0)  # padded to 16
+    monkeypatch.setattr(infer, "_TOKENS_ON_CPU", 8)
+    monkeypatch.setattr(infer, "_COMPILATION", 0)  # rows of a length are as long as the longest of them
     np.testing.assert_allclose(together, score_sentences(bert, sentences[::-1], method)[::-1], atol=2e-5)
     np.testing.assert_allclose(together[2:3], score_sentences(bert, sentences[2:3], method), atol=2e-5)
-
-
-def shapes_of(bert, sentences, monkeypatch):
-    """Returns the scores, and the lengths of the rows of all batches, ascending."""
-    lengths, make = set(), sentence_scores._make_batch
-    with monkeypatch.context() as patch:
-
-        def noted(*arguments):
-            batch = make(*arguments)
-            lengths.add(batch.token_ids.shape[1])
-            return batch
-
-        patch.setattr(sentence_scores, "_make_batch", noted)
-        return score_sentences(bert, sentences), sorted(lengths)
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [(85, [4, 8, 10]), (79, [4, 6, 8, 10])])
-def test_many_rows_of_a_length_are_padded_less(bert, monkeypatch, tokens, expected):
-    """Copies of sentences of 4, 6, 8 and 10 tokens: 8 tokens in rows of 4, 80 in rows of 8, 96 in rows of 12."""
-    sentences = [" ".join(["the ban"] * count) for count in (1, 2, 3, 4)]
-    few, lengths = shapes_of(bert, sentences, monkeypatch)
-    assert lengths == [4, 8, 12]
-    monkeypatch.setattr(sentence_scores, "_CPU_TOKENS", tokens)
-    monkeypatch.setattr(sentence_scores, "_MANY_BATCHES", 1)
-    many, lengths = shapes_of(bert, sentences, monkeypatch)
-    assert lengths == expected
-    np.testing.assert_allclose(many, few, atol=1e-5)
 
 
 def test_identical_sentences_are_computed_once_and_tie(bert):

@@ -10,7 +10,7 @@ import pytest
 from builders import random_batch, tiny_model
 from hf_models import make_tokenizer, random_params
 
-from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.inference.pretrained import Pretrained
 from bert_jax.model.objective import encode
 from bert_jax.settings.model import model_size
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from builders import fresh_state, task_params, tiny_model
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, Row
+from bert_jax.batches.make import batch_of_rows, unpadded_outputs
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.table import HEADS
@@ -17,8 +18,6 @@ from bert_jax.model.objective import forward as forward_of
 from bert_jax.model.objective import init_params, task_objective
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.tasks.base import Row
-from bert_jax.tasks.batches import batch_of_rows, unpadded_outputs
 from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
 from bert_jax.training.program import Program
 from bert_jax.training.step import abstract_state

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stablehlo import stablehlo_products
 
 from bert_jax.batch import Batch
-from bert_jax.data.pipeline import abstract_batch
+from bert_jax.batches.load import abstract_batch
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention_kernels import AttentionShape

@@ -21,9 +21,9 @@ import numpy as np
 from google_files import write_bundle
 
 from bert_jax.checkpoints.names import from_params
-from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.data.google.import_examples import import_examples
 from bert_jax.finetuning import finetune
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import (
     FinetuneConfig,

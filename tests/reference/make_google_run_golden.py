@@ -39,8 +39,7 @@ import numpy as np
 import tensorflow
 import tensorflow.compat.v1 as tf
 
-from bert_jax.data.pipeline import train_rows
-from bert_jax.tasks.batches import plan_epoch
+from bert_jax.batches.order import plan_epoch, train_rows
 
 Arrays = dict[str, np.ndarray]
 

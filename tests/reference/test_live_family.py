@@ -10,11 +10,11 @@ from read_models import load_hf
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
+from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.families import FAMILIES, class_of
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
-from bert_jax.text.fitting import make_batch
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

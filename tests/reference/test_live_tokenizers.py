@@ -9,7 +9,7 @@ from described import LINES, write_described
 from read_models import load_hf_tokenizer
 
 from bert_jax import load_tokenizer
-from bert_jax.text.fitting import make_batch
+from bert_jax.batches.make import make_batch
 from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import learn_bytes

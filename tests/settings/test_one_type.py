@@ -8,11 +8,11 @@ import pytest
 from builders import make_pretrained, tiny_model, tiny_run, topics_run
 
 from bert_jax import load_pretrained
-from bert_jax.checkpoints.compare import differences
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
 from bert_jax.inference import features
+from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import Predictor
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.rules import to_dict

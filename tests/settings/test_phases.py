@@ -9,7 +9,7 @@ import pytest
 from builders import make_dataset, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
-from bert_jax.data.pipeline import train_rows
+from bert_jax.batches.order import train_rows
 from bert_jax.errors import InputError
 from bert_jax.settings.phases import may_change, phases_of, rows_before
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, Phase2Config, TrainConfig

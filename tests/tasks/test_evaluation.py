@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from builders import make_pretrained, make_topics, task_params, tiny_model
 
-from bert_jax.checkpoints.pretrained import load_pretrained
+from bert_jax.batch import Row
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import TextError
+from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks import evaluation
-from bert_jax.tasks.base import Row, Rows
+from bert_jax.tasks.base import Rows
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.classify import ClassificationTask
 from bert_jax.tasks.evaluation import (
     Inference,
     Split,
-    ahead,
     constant_scores,
     evaluate,
     make_inference,
@@ -128,19 +128,6 @@ def test_every_evaluation_is_scored_with_the_thresholds_that_it_tunes(monkeypatc
     labels = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0])]
     rows = [Row(n, np.zeros(1, np.int32), np.zeros(1, np.uint8), (1,), label) for n, label in enumerate(labels)]
     assert constant_scores(task, Split("train", [], rows, {}), [dev._replace(rows=rows)])["micro_f1"] == 2 / 3
-
-
-def test_a_batch_is_dispatched_before_the_one_before_it_is_read():
-    seen: list[str] = []
-
-    def items():
-        for number in range(3):
-            seen.append(f"made {number}")
-            yield number
-
-    for number in ahead(items()):
-        seen.append(f"used {number}")
-    assert seen == ["made 0", "made 1", "used 0", "made 2", "used 1", "used 2"] and list(ahead([])) == []
 
 
 def test_an_example_with_which_a_tokenizer_fails_is_named_by_its_place():

@@ -10,8 +10,8 @@ import pytest
 from builders import make_pretrained
 
 import bert_jax
-from bert_jax.checkpoints import pretrained
 from bert_jax.errors import InputError
+from bert_jax.inference import features
 from bert_jax.inference.features import sentence_embeddings, token_features
 from bert_jax.inference.predict import Predictor, fill_masks
 from bert_jax.inference.sentence_scores import score_sentences, token_scores
@@ -121,12 +121,12 @@ def test_commands_say_it_once_at_the_end(capsys):
 
 
 def test_encode_compiles_few_programs(bert):
-    before = pretrained._encode._cache_size()
+    before = features._encoded._cache_size()
     for count in (1, 2, 5, 7, 40):
         for length in range(1, 50, 3):
             found = bert.encode(["ban " * length] * count)
             assert found.hidden.shape == (count, length + 2, 32) and found.mask.all()
-    assert pretrained._encode._cache_size() - before <= 3 * 7
+    assert features._encoded._cache_size() - before <= 3 * 7
     texts = [f"ban {'ber ' * (number % 9)}" for number in range(40)]
     together = bert.encode(texts)
     assert together.pooled.shape == (40, 32) and (together.token_ids[~together.mask] == bert.tokenizer.pad_id).all()

@@ -19,6 +19,7 @@ from hf_models import random_params
 from tokenizers import normalizers
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.grow import grow
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
@@ -26,7 +27,7 @@ from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset, unpack_word_starts
 from bert_jax.inference.predict import fill_masks
 from bert_jax.text.bert_json import is_others, is_plain
-from bert_jax.text.fitting import join_texts, make_batch
+from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import DescribedPieces, learn_bytes
 

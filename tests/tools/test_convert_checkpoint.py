@@ -16,11 +16,11 @@ from hf_models import make_tokenizer, random_params
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints import warm_start
-from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL
 from bert_jax.errors import StoppedError
+from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import parts_of, pretraining_objective

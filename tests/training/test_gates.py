@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from builders import tiny_model, tiny_run
 
-from bert_jax.data import pipeline
+from bert_jax.batches import make as making
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.model import flops
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.plan import hlo
 from bert_jax.plan.planner import lower_train_step, row_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, MeshConfig, PretrainConfig
-from bert_jax.training import flops, loop, train
+from bert_jax.training import loop, train
 from bert_jax.training.report import read_metrics
 from bert_jax.training.step import Metrics
 from bert_jax.training.window import Window
@@ -49,7 +50,7 @@ class Watch:
         for name in ("__float__", "__int__", "__bool__", "__index__"):
             monkeypatch.setattr(type(jnp.zeros(())), name, self._reading(name))
         monkeypatch.setattr(loop.jax, "device_get", device_get)
-        monkeypatch.setattr(pipeline.jax, "make_array_from_process_local_data", make)
+        monkeypatch.setattr(making.jax, "make_array_from_process_local_data", make)
 
     def _listen(self, event: str, seconds: float, **_: object) -> None:
         if self._watching and event == COMPILED:

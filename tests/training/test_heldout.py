@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.pipeline import eval_batches
+from bert_jax.batches.load import eval_batches
 from bert_jax.data.records import LocalRows, row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.pretraining import MeshConfig

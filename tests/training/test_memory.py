@@ -7,7 +7,7 @@ import jax
 import pytest
 from builders import CLS, MASK, SEP, tiny_model, tiny_run
 
-from bert_jax.data.pipeline import abstract_batch
+from bert_jax.batches.load import abstract_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.objective import pretraining_objective

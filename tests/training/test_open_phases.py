@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import fresh_state, tiny_run
 
-from bert_jax.data.pipeline import train_batches
+from bert_jax.batches.load import train_batches
 from bert_jax.data.records import open_dataset
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import make_dataset, tiny_model, tiny_run
 
-from bert_jax.data.pipeline import rows_to_batch
+from bert_jax.batches.load import rows_to_batch
 from bert_jax.data.records import open_dataset
 from bert_jax.model.masking import mask_tokens, prediction_budgets, predictions_per_row
 from bert_jax.model.objective import pretraining_objective

@@ -13,11 +13,11 @@ from builders import CLS, MASK, SEP, fresh_state, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
+from bert_jax.model import flops
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.training import flops
 from bert_jax.training.memory import gathered_bytes, shard_bytes
 from bert_jax.training.optim import Moments
 from bert_jax.training.program import Program

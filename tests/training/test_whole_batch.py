@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from builders import fresh_state, tiny_model
 
-from bert_jax.batch import pad_rows
+from bert_jax.batch import Row, pad_rows
+from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
 from bert_jax.model.objective import task_objective
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.tasks.base import Row
-from bert_jax.tasks.batches import choose_batching, train_batches
 from bert_jax.training.program import Program
 from bert_jax.training.step import abstract_state
 from bert_jax.training.whole_batch import gradients_of_whole

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
+from bert_jax.tasks.base import CUT, Rows, Task, choose_metric
 from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_texts
 from bert_jax.tasks.embeddings.search import in_blocks, nearest
 from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.base import Row
 from bert_jax.tasks.squad.read import SquadExample
 
 # The odds of a question without any span, instead of null score - best span's score; JSON has no infinity.

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.spans import SPANS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
-from bert_jax.tasks.base import Row, Rows, Task, choose_metric
+from bert_jax.tasks.base import Rows, Task, choose_metric
 from bert_jax.tasks.squad.decode import Span, SpanPrediction, decode_spans
 from bert_jax.tasks.squad.read import SquadExample, parse_question, read_squad
 from bert_jax.tasks.squad.score import check_answered, find_usable_threshold, score_squad1, score_squad2

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from bert_jax.batch import Row
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.base import CUT_QUESTIONS, Row, Rows
+from bert_jax.tasks.base import CUT_QUESTIONS, Rows
 from bert_jax.tasks.squad.decode import Window
 from bert_jax.tasks.squad.read import SquadExample
 from bert_jax.text.tokenizer import Tokenizer

@@ -13,12 +13,12 @@ import pytest
 from builders import tiny_model, tiny_run
 from google_files import write_examples
 
+from bert_jax.batches.load import eval_batches, rows_to_batch, train_batches
 from bert_jax.data import records
 from bert_jax.data.google import import_examples as module
 from bert_jax.data.google import tfrecord
 from bert_jax.data.google.examples import INPUTS, LABELS, PREDICTIONS
 from bert_jax.data.google.import_examples import import_examples
-from bert_jax.data.pipeline import eval_batches, rows_to_batch, train_batches
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import pretraining_objective

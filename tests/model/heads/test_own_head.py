@@ -6,10 +6,10 @@ import numpy as np
 from builders import tiny_model
 from flax import linen as nn
 
+from bert_jax.batch import Row
+from bert_jax.batches.make import batch_of_rows
 from bert_jax.model.heads.base import Head
 from bert_jax.model.objective import init_params, task_objective
-from bert_jax.tasks.base import Row
-from bert_jax.tasks.batches import batch_of_rows
 
 
 class Largest(Head):

@@ -10,6 +10,8 @@ import pytest
 from builders import make_pretrained, write_topics
 
 import bert_jax
+from bert_jax.batches.examples import choose_batching, train_batches
+from bert_jax.batches.shapes import needed_flops
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
@@ -24,11 +26,9 @@ from bert_jax.settings.finetuning import (
 )
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.tasks.batches import choose_batching, flops_of_epoch, sizes_for, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.read import SAME, TextsExample
 from bert_jax.tasks.embeddings.task import Embedded, from_start
-from bert_jax.tasks.layouts import needed_flops
 from bert_jax.tasks.prepare import completed, open_task
 from bert_jax.tokenizing import load_tokenizer
 from bert_jax.training.report import read_metrics
@@ -380,6 +380,6 @@ def test_padding_is_counted_of_the_texts_of_a_batch(tokenizer):
     for pack in ("on", "off"):
         batching = choose_batching(rows, data, model, 1, pack, 10, apart=True)
         assert (batching.num_parts, batching.texts) == (32, 2)
-        shares.append(flops_of_epoch(sizes_for(rows, batching), batching, model) / needed_flops(model, rows))
+        shares.append(batching.flops(rows, model) / needed_flops(model, rows))
     assert 1 < shares[0] < shares[1] < 1.7
     assert choose_batching(rows, data, model, 1, "auto", 10, apart=True).shape is not None

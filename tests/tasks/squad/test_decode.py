@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from bert_jax.batch import Row
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.base import Row
 from bert_jax.tasks.squad.decode import NO_SPAN_ODDS, Window, decode_spans
 from bert_jax.tasks.squad.read import SquadExample
 

@@ -17,10 +17,10 @@ from object_server import serving
 from processes import finish, start
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
+from bert_jax.batches.load import eval_batches, train_batch, train_batches
+from bert_jax.batches.stream import RemoteRows, StreamedSplit, open_for_training
 from bert_jax.data import blocks, records
-from bert_jax.data.pipeline import eval_batches, train_batch, train_batches
 from bert_jax.data.records import MANIFEST, open_dataset
-from bert_jax.data.streamed import RemoteRows, StreamedSplit, open_for_training
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.settings.pretraining import DataConfig, MeshConfig, Phase2Config, TrainConfig
@@ -122,8 +122,8 @@ def test_the_mesh_does_not_change_the_batch(server):
 LOAD = """
 import dataclasses, json, sys
 import jax, numpy as np
-from bert_jax.data.pipeline import train_batch
-from bert_jax.data.streamed import open_for_training
+from bert_jax.batches.load import train_batch
+from bert_jax.batches.stream import open_for_training
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.pretraining import DataConfig, MeshConfig
 

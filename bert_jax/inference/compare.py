@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch
+from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.model.heads.table import HEADS, has_parts
 from bert_jax.model.objective import Params, encode, forward, parts_of
 from bert_jax.settings.model import ModelConfig
-from bert_jax.text.fitting import make_batch
 
 _SAMPLE = (
     ("The old man sat by the river and watched the boats.", "He had done so for thirty-two years!"),

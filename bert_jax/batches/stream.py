@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets that are read in blocks while a run trains or evaluates: data behind URLs, larger than the local disk.
 
-The order of the rows is that of `order.StreamOrder`. The rows of the windows at which a process is, and of the next
-ones, are in a `block_cache.BlockCache` (docs/decisions/0022-streaming.md).
+The order of the rows is that of `data.order.StreamOrder`. The rows of the windows at which a process is, and of the
+next ones, are in a `block_cache.BlockCache` (docs/decisions/0022-streaming.md).
 """
 
 import dataclasses

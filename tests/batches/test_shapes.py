@@ -6,26 +6,20 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.base import Row
-from bert_jax.tasks.layouts import (
-    Limits,
-    Sizes,
-    best_fit,
+from bert_jax.batch import Row
+from bert_jax.batches.examples import Batching
+from bert_jax.batches.order import plan_epoch, steps_per_epoch
+from bert_jax.batches.pack import Sizes, best_fit, layout_packed
+from bert_jax.batches.shapes import (
     choose_lengths,
     choose_shape,
-    epoch_flops,
-    eval_layouts,
     few_sizes,
-    layout_packed,
     needed_flops,
     padded_flops,
     padded_length,
-    plan_epoch,
     row_lengths,
-    steps_per_epoch,
-    train_length,
 )
+from bert_jax.settings.model import ModelConfig
 
 LENGTHS = np.random.default_rng(0).integers(3, 120, 1003)
 SHORT = np.clip(np.random.default_rng(1).gamma(2.0, 6.0, 2000).astype(np.int64), 3, 66)  # like phrases of SST-2
@@ -124,18 +118,10 @@ def test_rows_of_their_own_have_as_many_lengths_as_the_steps_are_worth():
     for num_steps, least, most in ((32, 1, 1), (200, 2, 4), (10**5, 8, 16)):
         lengths = choose_lengths(sizes(LENGTHS), 32, True, 8, num_steps)
         assert least <= len(lengths) <= most and lengths[-1] == LENGTHS.max()
-        padded = [train_length(LENGTHS[each], lengths) for each in plan_epoch(LENGTHS, 32, 3, 2)]
-        assert set(padded) <= set(lengths)
+        batching = Batching(32, 3, True, lengths)
+        layouts = [batching.layout(sizes(LENGTHS), numbers) for numbers in plan_epoch(LENGTHS, 32, 3, 2)]
+        assert {layout.length for layout in layouts} <= set(lengths)
     assert choose_lengths(sizes(LENGTHS), 32, False, 8, 10**5) == (LENGTHS.max(),)
-
-
-@pytest.mark.parametrize("pack", ["on", "off", "auto"])
-@pytest.mark.parametrize("tokens", [0, 512])
-def test_a_split_of_one_shape(pack, tokens):
-    of = sizes(SHORT[:701])
-    layouts = eval_layouts(of, MODEL, Limits(32, 16, 1, pack, tokens, one_shape=True))
-    assert len(layouts) > 1 and len({layout[1:] for layout in layouts}) == 1
-    check_bins([members for layout in layouts for members in layout.bins], of, layouts[0].length, layouts[0].num_places)
 
 
 def test_training_batches_have_few_shapes_whatever_the_batch():
@@ -165,10 +151,10 @@ def test_the_length_of_rows_is_the_same_on_any_number_of_devices():
 def test_packing_short_texts_takes_fewer_flops():
     of = sizes(SHORT)
     shape = choose_shape(of, 32, MODEL, 8, 1, 10**6)
-    packed = epoch_flops(of, 32, MODEL, True, shape)
-    alone = [choose_lengths(of, 32, bucket, 8, 10**6) for bucket in (True, False)]
-    buckets, random = (epoch_flops(of, 32, MODEL, bucket, how) for bucket, how in zip((True, False), alone))
     rows = [Row(0, np.zeros(n, np.int32), np.zeros(n, np.uint8), (n,)) for n in SHORT.tolist()]
+    packed = Batching(32, 0, True, (), shape).flops(rows, MODEL)
+    alone = [Batching(32, 0, bucket, choose_lengths(of, 32, bucket, 8, 10**6)) for bucket in (True, False)]
+    buckets, random = (batching.flops(rows, MODEL) for batching in alone)
     needed = needed_flops(MODEL, rows)
     assert needed < packed < 1.25 * needed < buckets < random  # of two sizes
     layouts = [layout_packed(of, numbers, shape) for numbers in plan_epoch(SHORT, 32, 0, 0, bucket=False)]
@@ -179,28 +165,6 @@ def test_rows_that_are_all_of_one_length_gain_nothing():
     of = sizes([64] * 100)
     shape = choose_shape(of, 10, MODEL, 8, 1, 10**6)
     assert shape.length == 64 and shape.num_rows == (10,)
-    assert {layout.length for layout in eval_layouts(of, MODEL, Limits(8, 8, 1, "auto"))} == {64}
-
-
-@pytest.mark.parametrize(("group", "pack"), [(1, "on"), (4, "on"), (4, "off"), (1, "auto")])
-def test_prediction_has_every_row_once_in_few_shapes(group, pack):
-    of = sizes(SHORT[:700])
-    layouts = eval_layouts(of, MODEL, Limits(32, 8, group, pack))
-    bins = [members for layout in layouts for members in layout.bins]
-    check_bins(bins, of, max(layout.length for layout in layouts), layouts[0].num_places)
-    assert all(layout.num_rows % group == 0 and layout.num_rows >= len(layout.bins) for layout in layouts)
-    assert all(layout.num_rows * layout.length <= 32 * 72 for layout in layouts)  # no more memory than one a row
-    if pack != "off":
-        assert len({layout[1:] for layout in layouts}) <= 2
-        assert padded_flops(MODEL, layouts) < padded_flops(MODEL, eval_layouts(of, MODEL, Limits(32, 8, group, "off")))
-
-
-def test_few_texts_make_a_small_batch():
-    (layout,) = eval_layouts(sizes([9, 8, 10]), MODEL, Limits(8, 8, 1, "auto"))
-    assert layout.num_rows * layout.length <= 32
-    (layout,) = eval_layouts(sizes([11]), MODEL, Limits(1, 8, 1, "auto"))
-    assert (layout.num_rows, layout.length) == (1, 16)
-    assert eval_layouts(sizes([]), MODEL, Limits(8, 8, 1, "auto")) == []
 
 
 def test_no_row_is_longer_than_the_model_has_positions():
@@ -208,30 +172,5 @@ def test_no_row_is_longer_than_the_model_has_positions():
     short = ModelConfig(vocab_size=100, max_positions=70)
     of = sizes(SHORT)
     assert choose_shape(of, 32, short, 8, 1, 10**6).length <= 70
-    assert all(
-        layout.length <= 70 for pack in ("on", "off") for layout in eval_layouts(of, short, Limits(32, 8, 1, pack))
-    )
     choices = Sizes(np.array([90, 60]), np.array([3, 2]))  # none of them is longer than 70
     assert choose_shape(choices, 2, short, 8, 1, 10**6).length == 90
-    assert all(
-        layout.length == 90 for pack in ("on", "off") for layout in eval_layouts(choices, short, Limits(2, 8, 1, pack))
-    )
-
-
-def test_choices_stay_together():
-    of = Sizes(np.array([30, 50, 20, 40]), np.array([4, 4, 2, 3]))
-    layouts = eval_layouts(of, MODEL, Limits(4, 8, 1, "on"))
-    for layout in layouts:
-        check = [int(of.sequences[members].sum()) for members in layout.bins]
-        assert max(check) <= layout.num_places and layout.num_places >= 4
-
-
-def test_sets_of_texts_of_any_kind_take_packed_rows_of_few_lengths():
-    """Where one CPU computes, each shape is compiled while a person waits."""
-    rng = np.random.default_rng(2)
-    limits = Limits(32, 16, 1, "auto", tokens=512)
-    shapes = set()
-    for _ in range(40):
-        texts = np.clip(rng.gamma(2.0, 6.0, 256).astype(np.int64), 3, int(rng.integers(30, 70)))
-        shapes |= {(each.num_rows, each.length) for each in eval_layouts(sizes(texts), MODEL, limits)}
-    assert {length for _, length in shapes} <= {32, 64, 96, 128} and len(shapes) <= 12

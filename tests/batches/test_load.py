@@ -9,15 +9,10 @@ import numpy as np
 import pytest
 from processes import finish, start
 
-from bert_jax.data.pipeline import (
-    eval_batches,
-    on_mesh,
-    rows_to_batch,
-    shuffled,
-    train_batch,
-    train_batches,
-    train_rows,
-)
+from bert_jax.batches.load import eval_batches, rows_to_batch, train_batch, train_batches
+from bert_jax.batches.make import on_mesh
+from bert_jax.batches.order import train_rows
+from bert_jax.data.order import shuffled
 from bert_jax.data.records import open_dataset, row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.pretraining import MeshConfig
@@ -78,7 +73,7 @@ def test_mesh_does_not_change_the_batch(toy_data):
 LOAD = """
 import json, sys
 import jax, numpy as np
-from bert_jax.data.pipeline import train_batch
+from bert_jax.batches.load import train_batch
 from bert_jax.data.records import LocalRows, open_dataset
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.pretraining import MeshConfig

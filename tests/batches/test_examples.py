@@ -7,6 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.batch import Row
+from bert_jax.batches.examples import Batching, choose_batching, train_batches
+from bert_jax.batches.infer import inference_layouts
+from bert_jax.batches.make import batch_of_layout, batch_of_rows, unpadded_outputs
+from bert_jax.batches.pack import sizes_of
+from bert_jax.batches.shapes import choose_lengths, choose_shape, length_step
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.choice import CHOICES
 from bert_jax.model.heads.sequence import SEQUENCES
@@ -15,18 +21,6 @@ from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
-from bert_jax.tasks.base import Row
-from bert_jax.tasks.batches import (
-    Batching,
-    batch_of_rows,
-    choose_batching,
-    eval_batches,
-    flops_of_epoch,
-    length_step,
-    train_batches,
-    unpadded_outputs,
-)
-from bert_jax.tasks.layouts import Limits, choose_lengths, choose_shape, eval_layouts, sizes_of
 
 LENGTHS = np.random.default_rng(0).integers(3, 120, 1003)
 
@@ -95,8 +89,8 @@ def test_evaluation_covers_every_row_once_and_fills_up_with_nothing(pack):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     rows = make_rows(LENGTHS[:50])
     seen, weight = [], 0.0
-    layouts = eval_layouts(sizes_of(rows), ModelConfig(), Limits(16, 8, 1, pack))
-    for layout, batch in eval_batches(rows, SEQUENCES, layouts, mesh):
+    for layout in inference_layouts(sizes_of(rows), ModelConfig(), pack):
+        batch = batch_of_layout(rows, layout, SEQUENCES, mesh)
         weight += float(np.asarray(batch.sequence_weights).sum())
         for line, numbers in enumerate(layout.bins):
             seen += numbers
@@ -158,6 +152,6 @@ def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
     chosen = [choose_batching(rows, data, ModelConfig(), group, "auto", 1000) for group in (1, 4, 16)]
     assert all(how.shape is not None for how in chosen)
     assert len({how.shape.length for how in chosen}) == 1 and [how.shape.group for how in chosen] == [1, 4, 16]
-    sizes = sizes_of(rows)  # on 16 devices most rows of a packed batch are empty: it takes more than one example a row
+    # On 16 devices most rows of a packed batch are empty: it takes more than one example a row
     alone = choose_batching(rows, data, ModelConfig(), 16, "off", 1000)
-    assert flops_of_epoch(sizes, chosen[2], ModelConfig()) > flops_of_epoch(sizes, alone, ModelConfig())
+    assert chosen[2].flops(rows, ModelConfig()) > alone.flops(rows, ModelConfig())

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input pipeline: rows on disk to global batches. The batch at a step is a pure function of (seed, step).
-
-There is no state between batches, so a resumed run and any number of hosts see the same batches, and nothing needs to
-be restored.
-"""
+"""The batches of pre-training: rows on disk to global batches. That of a step is a pure function of (seed, step)."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,31 +9,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch, PyTree
+from bert_jax.batch import Batch
+from bert_jax.batches.make import on_mesh
+from bert_jax.batches.order import train_rows
+from bert_jax.batches.stream import StreamedSplit
 from bert_jax.data.blocks import RowSource
-from bert_jax.data.order import shuffled
 from bert_jax.data.records import unpack_word_starts
-from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.sharding import row_sharding
 
 Item = TypeVar("Item")
-
-
-def train_rows(
-    step: int, positions: np.ndarray, batch_size: int, num_rows: int, seed: int, rows_before: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the row [n] int64 and the epoch [n] int32 of each position in the global batch at a step.
-
-    Batches run through a new permutation of all rows in each epoch, and over the edge between epochs. They start
-    after `rows_before` rows, which an earlier phase has taken in batches of another size.
-    """
-    numbers = rows_before + step * batch_size + positions.astype(np.int64)
-    epochs = numbers // num_rows
-    rows = np.empty_like(numbers)
-    for epoch in np.unique(epochs):
-        inside = epochs == epoch
-        rows[inside] = shuffled(numbers[inside] % num_rows, num_rows, seed, int(epoch))
-    return rows, epochs.astype(np.int32)
 
 
 def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
@@ -84,22 +64,6 @@ def abstract_batch(row: np.dtype, batch_size: int = 1, mesh: Mesh | None = None)
         lambda leaf: jax.ShapeDtypeStruct((batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
         rows_to_batch(np.zeros(1, row), np.zeros(1, np.int32)),
     )
-
-
-def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
-    """Returns the global batch with the rows of `make_rows(positions)`; each host makes only its own rows."""
-    sharding = row_sharding(mesh)
-    ranges = set()  # devices along "tensor" have the same rows
-    for index in sharding.addressable_devices_indices_map((batch_size,)).values():
-        assert index is not None  # JAX has None for devices without a part
-        ranges.add(index[0].indices(batch_size)[:2])
-    local = make_rows(np.concatenate([np.arange(start, stop) for start, stop in sorted(ranges)]))
-
-    def to_global(array: np.ndarray) -> jax.Array:
-        return jax.make_array_from_process_local_data(sharding, array, (batch_size, *array.shape[1:]))
-
-    with jax.transfer_guard_host_to_device("allow"):  # intended, even if other transfers are disallowed
-        return jax.tree.map(to_global, local)
 
 
 def train_batch(split: RowSource, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:

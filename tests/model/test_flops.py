@@ -3,8 +3,8 @@ import dataclasses
 
 import pytest
 
+from bert_jax.model.flops import forward_flops, train_flops
 from bert_jax.settings.model import ModelConfig, model_size
-from bert_jax.training.flops import forward_flops, train_flops
 
 BASE = ModelConfig(vocab_size=30522)
 LARGE = ModelConfig(vocab_size=30522, hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training batches of a task: its rows become global batches. The batch at a step is a function of (seed, step)."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch, Row
+from bert_jax.batches.load import prefetch
+from bert_jax.batches.make import batch_of_layout
+from bert_jax.batches.order import plan_epoch, steps_per_epoch
+from bert_jax.batches.pack import Layout, Shape, Sizes, layout_alone, layout_packed, sizes_of
+from bert_jax.batches.shapes import choose_lengths, choose_shape, length_step, padded_flops, sample_batches
+from bert_jax.model.heads.base import Head
+from bert_jax.settings.finetuning import FinetuneDataConfig
+from bert_jax.settings.model import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """How the rows of a task become training batches."""
+
+    batch_size: int  # rows of the task
+    seed: int
+    bucket: bool  # batches of like lengths, where they are not packed
+    lengths: tuple[int, ...]  # that rows are padded to if not packed
+    shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
+    texts: int = 0  # at most in a row, if each text is laid out by itself; 0 lays out whole rows
+    num_parts: int = 0  # texts of a batch, on average, in that case
+
+    def sizes(self, rows: Sequence[Row]) -> Sizes:
+        """Returns the sizes that batches lay out: of packed texts, of the longest text of each row, or of rows."""
+        if not self.texts:
+            return sizes_of(rows)
+        if self.shape is not None:
+            return sizes_of(_texts_apart(rows))
+        return Sizes(np.array([max(row.lengths) for row in rows], np.int64), np.ones(len(rows), np.int64))
+
+    def layout(self, sizes: Sizes, numbers: np.ndarray) -> Layout:
+        """Returns the batch that holds some of the rows of these sizes."""
+        if self.shape is not None:
+            return layout_packed(sizes, numbers, self.shape)
+        longest = sizes.tokens[numbers].max()
+        length = next(length for length in self.lengths if length >= longest)
+        return layout_alone(sizes, numbers, self.batch_size * max(self.texts, 1), length)
+
+    def flops(self, rows: Sequence[Row], model: ModelConfig) -> float:
+        """Returns the FLOPs of the forward passes of an epoch, padding included; of packed batches from a sample."""
+        sizes = self.sizes(rows)
+        if self.shape is None:
+            batches = plan_epoch(sizes.tokens, self.batch_size, 0, 0, self.bucket)
+        else:
+            batches = sample_batches(sizes, self.num_parts or self.batch_size)
+        total = padded_flops(model, (self.layout(sizes, numbers) for numbers in batches))
+        return total if self.shape is None else total / sum(map(len, batches)) * len(sizes.tokens)
+
+
+def choose_batching(
+    rows: Sequence[Row],
+    data: FinetuneDataConfig,
+    model: ModelConfig,
+    group: int,
+    pack: str,
+    num_steps: int,
+    apart: bool = False,
+) -> Batching:
+    """Returns how to make training batches; `pack` is "on", "off" or "auto", which packs if that takes fewer FLOPs.
+
+    `group` comes from `row_group`. The choice of "auto" does not depend on it: a seed has the same batches on any mesh.
+    A run of `num_steps` compiles one program or two for them, whichever is cheaper. With `apart`, the texts of a row
+    need not share a row of a batch.
+    """
+    multiple, size = length_step(model.attention), data.batch_size
+    texts = max(len(row.lengths) for row in rows) if apart else 0
+    num_parts = -(-size * sum(len(row.lengths) for row in rows) // len(rows)) if apart else size
+    alone = Batching(size, data.seed, data.bucket, (), None, texts, num_parts)
+    lengths = choose_lengths(alone.sizes(rows), size, data.bucket, multiple, num_steps)
+    alone = dataclasses.replace(alone, lengths=lengths)
+    if pack == "off":
+        return alone
+
+    def packed(group: int) -> Batching:
+        parts = sizes_of(_texts_apart(rows) if apart else rows)
+        return dataclasses.replace(alone, shape=choose_shape(parts, num_parts, model, multiple, group, num_steps))
+
+    fewer = pack == "on" or packed(1).flops(rows, model) < alone.flops(rows, model)
+    return packed(group) if fewer else alone
+
+
+def _texts_apart(rows: Sequence[Row]) -> list[Row]:
+    """Returns a row for each text, with a label as `Head.labels_of_batch` takes it; `example` is the row's number.
+
+    The label of a row is its score, and a number for each text.
+    """
+    most, text_rows = max(len(row.lengths) for row in rows), []
+    for number, row in enumerate(rows):
+        ends = np.cumsum(row.lengths)[:-1]
+        parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
+        for kind, (token_ids, type_ids, text) in enumerate(parts):
+            label = (most, kind, text, row.label[0])
+            text_rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
+    return text_rows
+
+
+def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
+    """Yields the batches at first_step, first_step + 1, ... without end.
+
+    At each step, packed batches have the same rows of the task as unpacked batches without `bucket`.
+    """
+    parts = _texts_apart(rows) if batching.texts else rows
+    sizes, row_sizes = sizes_of(parts), dataclasses.replace(batching, shape=None).sizes(rows)
+    ends = np.cumsum([len(row.lengths) for row in rows])[:-1] if batching.texts else np.arange(1, len(rows))
+    parts_of = np.split(np.arange(len(parts)), ends)  # the parts of each row
+    size, bucket = batching.batch_size, batching.bucket and batching.shape is None
+    num_steps = steps_per_epoch(len(rows), size)
+    plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
+
+    def make(step: int) -> Batch:
+        epoch, index = divmod(step, num_steps)
+        if epoch not in plans:
+            plans.clear()
+            plans[epoch] = plan_epoch(row_sizes.tokens, size, batching.seed, epoch, bucket)
+        numbers = np.concatenate([parts_of[number] for number in plans[epoch][index]])
+        return batch_of_layout(parts, batching.layout(sizes, numbers), head, mesh, size)
+
+    return prefetch(make, first_step)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained BERT as a user has it in Python: loaded from any format, and asked for its encodings."""
+
+import warnings
+from collections.abc import Sequence
+
+from bert_jax.checkpoints import pretrained
+from bert_jax.checkpoints.pretrained import read_pretrained
+from bert_jax.inference.features import Encodings, encode_texts
+from bert_jax.storage.places import AnyPath
+from bert_jax.storage.resolve import resolve
+
+
+class Pretrained(pretrained.Pretrained):
+    """Configuration, parameters and tokenizer of a pre-trained BERT, which encodes texts.
+
+    A loaded model has the heads of its source, and no random ones.
+    """
+
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
+        """Returns the encodings of texts, or of pairs of texts, as `encode_texts`, which says what it raises."""
+        return encode_texts(self, texts, long_texts)
+
+
+def load_pretrained(path: AnyPath) -> Pretrained:
+    """Returns the pre-trained BERT at `path`, in one of three formats.
+
+    Ours is a directory that `save_pretrained` wrote, or a work directory; Hugging Face's is a directory as transformers
+    writes it, or hf://ORG/NAME; Google's a directory with bert_config.json and bert_model.ckpt.*, or a prefix such as
+    DIR/bert_model.ckpt.
+
+    A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
+    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
+    the parameters of a checkpoint are read from there, and a model's files are copied to the cache. The parameters are
+    float32 and on one device. `notes` of the result list differences from its source; Python warns of a classifier
+    whose outputs are not those of one class.
+
+    Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
+    """
+    bert = read_pretrained(resolve(path))
+    if bert.problem:
+        warnings.warn(
+            f"{path} has the problem_type {bert.problem}: its outputs are not the scores of classes that exclude each "
+            "other, so take no softmax of them; load_predictor refuses it",
+            stacklevel=2,
+        )
+    return Pretrained(**vars(bert))
