@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -59,6 +60,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+def pytest_sessionfinish() -> None:
+    """Ends the process that commands were forked from."""
+    if commands := sys.modules.get("commands"):
+        commands.end()
 
 
 @pytest.fixture(scope="session")
