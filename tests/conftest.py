@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from buckets import Server
+    from shared_programs import SharedPrograms
 
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.training.loop import LoopResult
@@ -61,6 +63,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 50)
 
 
+def pytest_sessionfinish() -> None:
+    """Ends the process that commands were forked from."""
+    if commands := sys.modules.get("commands"):
+        commands.end()
+
+
 @pytest.fixture(scope="session")
 def tokenizer(repository) -> "Tokenizer":
     """The WordPiece tokenizer of the fixtures, for tests that make none."""
@@ -83,6 +91,42 @@ def same_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def blank_figures() -> Iterator[None]:
+    """Leaves the figures of runs blank (tests/blank_figures.py)."""
+    if "bert_jax.training.curves" not in sys.modules:
+        yield
+        return
+    from blank_figures import blank
+
+    with blank():
+        yield
+
+
+@pytest.fixture(scope="session")
+def _shared_programs() -> Iterator["SharedPrograms"]:
+    import jax
+    from shared_programs import SharedPrograms
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", shared := SharedPrograms())
+        yield shared
+
+
+@pytest.fixture(autouse=True)
+def shared_programs(request: pytest.FixtureRequest) -> None:
+    """Makes what this test compiles be what another has compiled, if it is the same (tests/shared_programs.py)."""
+    if "jax" in sys.modules:
+        shared = request.getfixturevalue("_shared_programs")
+        shared.own = "own_programs" in request.fixturenames
+        shared.patches = request.getfixturevalue("monkeypatch") if "monkeypatch" in request.fixturenames else None
+
+
+@pytest.fixture
+def own_programs() -> None:
+    """Makes a test compile all of its programs itself, as one must that counts them or reads what the compiler says."""
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Returns the folder of real corpora and data sets; skips the test where there is none."""
@@ -103,11 +147,13 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "LoopResult"]:
     """Returns the work directory and the result of `tiny_run` on one device; shared, so not to be changed."""
+    from blank_figures import drawn
     from builders import tiny_run
     from whole_runs import ONE_DEVICE, train
 
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+    with drawn():
+        return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
 
 
 @pytest.fixture(scope="session")

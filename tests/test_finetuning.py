@@ -10,6 +10,7 @@ import signal
 import jax
 import numpy as np
 import pytest
+from blank_figures import drawn
 from builders import make_pretrained, make_topics, topics_run
 from whole_runs import stop_at
 
@@ -50,7 +51,8 @@ def train(config, workdir):
 @pytest.fixture(scope="module")
 def finished(topics, start, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finetune") / "run"
-    return workdir, train(topics_run(topics, start), workdir)
+    with drawn():
+        return workdir, train(topics_run(topics, start), workdir)
 
 
 def evaluations(workdir):
@@ -147,7 +149,7 @@ def test_a_finished_run_is_not_trained_again(finished, topics, start):
 
 
 @pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 1, "fsdp": 4}])
-def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
+def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, own_programs, sizes):
     """With Adam's two means while it trains, and alone at the end: the start, copies and other states are dropped."""
     held = {}
 

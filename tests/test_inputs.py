@@ -7,13 +7,12 @@ import html
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from commands import run_python
 
 from bert_jax.data import pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions
@@ -254,14 +253,13 @@ def test_a_data_set_is_written_behind_a_url_as_to_a_disk(tmp_path, prepared, voc
 def test_bad_input_is_one_line_and_leaves_nothing_half_written(tmp_path, vocab, tool, name, content, problem):
     (tmp_path / name).write_bytes(content)
     command = [
-        sys.executable,
         "-m",
         f"bert_jax.tools.{tool}",
         f"--input={tmp_path}/{name}",
         f"--output={tmp_path}/made",
     ]
     flags = [f"--tokenizer={vocab}", "--workers=1"] if tool == "prepare_corpus" else ["--vocab_size=100"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True)
+    done = run_python([*command, *flags])
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("error: ") and problem in done.stderr and done.stderr.count("\n") == 1
     left = {path.name for path in (tmp_path / "made").rglob("*") if path.is_file()}
@@ -269,15 +267,14 @@ def test_bad_input_is_one_line_and_leaves_nothing_half_written(tmp_path, vocab, 
 
 
 def test_a_missing_tfds_data_set_is_one_line(tmp_path, vocab):
-    command = [sys.executable, "-m", "bert_jax.tools.prepare_corpus", "--input=tfds:lm1b", f"--tokenizer={vocab}"]
+    command = ["-m", "bert_jax.tools.prepare_corpus", "--input=tfds:lm1b", f"--tokenizer={vocab}"]
     environment = {**os.environ, "TFDS_DATA_DIR": str(tmp_path)}
-    done = subprocess.run([*command, f"--output={tmp_path}/data"], capture_output=True, text=True, env=environment)
+    done = run_python([*command, f"--output={tmp_path}/data"], environment=environment)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: tfds:lm1b is not prepared in") and not (tmp_path / "data").exists()
 
 
 def test_a_work_directory_that_holds_no_checkpoints_is_one_line(repository):
-    command = [sys.executable, "train.py", "--config=configs/pretrain.py:tiny", "--workdir=s3://bucket/run"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    done = run_python(["train.py", "--config=configs/pretrain.py:tiny", "--workdir=s3://bucket/run"], repository)
     assert done.returncode == 1 and "workdir s3://bucket/run cannot hold checkpoints" in done.stderr
     assert done.stderr.count("\n") == 1 and not (repository / "s3:").exists()

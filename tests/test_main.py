@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import run_python
 
 import bert_jax.tools
 from bert_jax.errors import InputError
@@ -25,8 +26,7 @@ INTERNAL = {"__init__", "cli", "lines", "main", "recipes", "shared_flags", "stre
 
 def run(*arguments: str, folder: Path | None = None) -> tuple[int, str, str]:
     """Returns the exit status, stdout and stderr of `python -m bert_jax` with some arguments."""
-    command = [sys.executable, "-m", "bert_jax", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    done = run_python(["-m", "bert_jax", *arguments], folder)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -56,7 +56,7 @@ def test_help_comes_at_once():
     seconds = []
     for _ in range(5):
         began = time.monotonic()
-        run("--help")
+        subprocess.run([sys.executable, "-m", "bert_jax", "--help"], capture_output=True)
         seconds.append(time.monotonic() - began)
     assert min(seconds) < 0.5, seconds
 
@@ -67,9 +67,7 @@ def test_help_of_a_command_is_its_own():
     assert run("help", "train") == (0, out, "")
     status, out, _ = run("prepare_corpus", "--help")
     assert status == 0 and "\n    bert_jax prepare_corpus --input=" in out and "python -m" not in out
-    tool = subprocess.run(
-        [sys.executable, "-m", "bert_jax.tools.prepare_corpus", "--help"], capture_output=True, text=True
-    )
+    tool = run_python(["-m", "bert_jax.tools.prepare_corpus", "--help"])
     assert tool.returncode == 0 and "\n    bert_jax prepare_corpus --input=" in tool.stdout
 
 

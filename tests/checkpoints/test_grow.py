@@ -3,13 +3,12 @@
 
 import dataclasses
 import functools
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_vocab
+from commands import run_python
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.batches.make import make_batch
@@ -184,8 +183,7 @@ def test_the_command_and_a_warm_start_from_what_it_makes(tmp_path):
     (tmp_path / "words.txt").write_text("corona\n\nbanana\n")
 
     def grow_model(*flags):
-        command = [sys.executable, "-m", "bert_jax.tools.grow_model", f"--output={tmp_path}/new", *flags]
-        return subprocess.run(command, capture_output=True, text=True)
+        return run_python(["-m", "bert_jax.tools.grow_model", f"--output={tmp_path}/new", *flags])
 
     flags = [f"--checkpoint={tmp_path}/old", f"--add_tokens={tmp_path}/words.txt", "--max_positions=64"]
     done = grow_model(*flags)
@@ -221,8 +219,9 @@ def test_the_command_keeps_the_task_its_labels_and_its_settings(tmp_path):
     trained = Pretrained(bert.config, params, bert.tokenizer, task, ("bad", "good"), task_settings=settings)
     save_pretrained(trained, tmp_path / "old")
     (tmp_path / "words.txt").write_text("corona\n")
-    command = [sys.executable, "-m", "bert_jax.tools.grow_model", f"--checkpoint={tmp_path}/old"]
-    subprocess.run([*command, f"--output={tmp_path}/new", f"--add_tokens={tmp_path}/words.txt"], check=True)
+    command = ["-m", "bert_jax.tools.grow_model", f"--checkpoint={tmp_path}/old", f"--add_tokens={tmp_path}/words.txt"]
+    done = run_python([*command, f"--output={tmp_path}/new"])
+    assert done.returncode == 0, done.stderr
     grown = load_pretrained(tmp_path / "new")
     assert (grown.task, grown.labels, grown.task_settings) == (task, ("bad", "good"), settings)
     assert grown.tokenizer.vocab_size == bert.tokenizer.vocab_size + 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run_python
 
 from bert_jax.data import building, instances, pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions
@@ -459,8 +460,7 @@ def test_bad_text_fails_in_one_line_with_the_place(tmp_path, text, vocab, num_wo
 
 
 def run_tool(*flags: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "bert_jax.tools.prepare_corpus", *flags]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_python(["-m", "bert_jax.tools.prepare_corpus", *flags])
 
 
 def test_the_command(tmp_path, prepared, text, vocab):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from builders import write_corpus
+from commands import run_python
 
 import bert_jax
 
@@ -30,8 +31,7 @@ def variables(repository):
 
 
 def run(repository, *arguments):
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=repository, env=variables(repository), capture_output=True, text=True)
+    return run_python(arguments, repository, environment=variables(repository))
 
 
 def assert_one_line(result, *parts):
@@ -148,7 +148,8 @@ def test_killed_training_goes_on_with_the_same_command(repository, made, tmp_pat
 
 def test_help_is_quick_and_needs_no_jax(repository):
     began = time.time()
-    result = run(repository, "-X", "importtime", "train.py", "--help")
+    command = [sys.executable, "-X", "importtime", "train.py", "--help"]
+    result = subprocess.run(command, cwd=repository, env=variables(repository), capture_output=True, text=True)
     assert "workdir" in result.stdout
     modules = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "jax" not in modules and "ml_collections" in modules

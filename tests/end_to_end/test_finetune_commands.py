@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from builders import make_pretrained, make_topics, tiny_model
+from commands import run_python
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
@@ -39,10 +40,7 @@ def variables(repository):
 
 
 def run(repository, *arguments, text=None):
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=repository, env=variables(repository), capture_output=True, text=True, input=text
-    )
+    return run_python(arguments, repository, text, variables(repository))
 
 
 def tool(repository, name, text=None, **options):

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import jax
 import processes
 import pytest
 from builders import growing_bert, make_pretrained, make_topics, tiny_run, topics_run
+from commands import run_python
 from whole_runs import ONE_DEVICE, train
 
 from bert_jax import InputError, load_pretrained
@@ -180,7 +180,6 @@ except InputError as error:
 
 
 def test_a_file_that_may_not_grow_is_one_line(tmp_path):
-    command = [sys.executable, "-c", WRITE, str(tmp_path / "file")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_python(["-c", WRITE, tmp_path / "file"])
     assert done.stdout == f"cannot write {tmp_path}/file: File too large; free some space or choose another place\n"
     assert not os.listdir(tmp_path)

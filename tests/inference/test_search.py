@@ -2,12 +2,11 @@
 """Search finds what a sort of all cosines finds, chunk by chunk; as a command too."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from builders import make_pretrained
+from commands import run_python
 
 from bert_jax import InputError, load_pretrained, sentence_embeddings
 from bert_jax.inference import search as module
@@ -47,20 +46,19 @@ def test_the_command(model, tmp_path):
     lines = [json.dumps({"_id": f"d{n}", "title": "", "text": text}) for n, text in enumerate(TEXTS)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n")
     arguments = [
-        sys.executable,
         "-m",
         "bert_jax",
         "search",
         f"--checkpoint={model}",
         f"--corpus={tmp_path}/corpus.jsonl",
     ]
-    done = subprocess.run([*arguments, "--k=2"], input=f"{TEXTS[3]}\n\n{TEXTS[5]}\n", text=True, capture_output=True)
+    done = run_python([*arguments, "--k=2"], text=f"{TEXTS[3]}\n\n{TEXTS[5]}\n")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == TEXTS[3] and lines[1].startswith("    1.0000  d3  ")
     assert lines[3:5] == ["", TEXTS[5]] and lines[5].startswith("    1.0000  d5  ")
     output = f"--output={tmp_path}/found.jsonl"
-    done = subprocess.run([*arguments, output], input=TEXTS[3], text=True, capture_output=True)
+    done = run_python([*arguments, output], text=TEXTS[3])
     found = json.loads((tmp_path / "found.jsonl").read_text())
     assert (found["id"], found["query"]) == ("1", TEXTS[3])
     assert found["found"][0] == {
@@ -69,14 +67,14 @@ def test_the_command(model, tmp_path):
         "text": TEXTS[3],
     }
     (tmp_path / "corpus.jsonl").write_text('{"_id": true, "text": "ban"}\n\n{"_id": [7], "text": "ban"}\nban\n')
-    done = subprocess.run(arguments, input='{"_id": 5, "text": "ban"}', text=True, capture_output=True)
+    done = run_python(arguments, text='{"_id": 5, "text": "ban"}')
     assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == ["true", "[7]", "4"]
-    done = subprocess.run([*arguments, output], input='\n{"_id": 5, "text": "ban"}', text=True, capture_output=True)
+    done = run_python([*arguments, output], text='\n{"_id": 5, "text": "ban"}')
     blank, found = map(json.loads, (tmp_path / "found.jsonl").read_text().splitlines())
     assert blank == {"id": "1", "query": "", "found": []} and found["id"] == 5
     assert [each["id"] for each in found["found"]] == [True, [7], "4"]
     (tmp_path / "corpus.jsonl").write_text('a\n{"title": "b"}\n')
-    done = subprocess.run(arguments, input="a", text=True, capture_output=True)
+    done = run_python(arguments, text="a")
     assert done.returncode == 1 and 'corpus.jsonl:2: the object has no "text"' in done.stderr
     assert done.stderr.count("\n") == 1
 

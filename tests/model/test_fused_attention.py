@@ -260,7 +260,7 @@ def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_
 
     def of(attention):
         objective = pretraining_objective(tiny_model(attention=attention), MaskingConfig(), MASK, (CLS, SEP))
-        masked = objective.prepare(batch)
+        masked = jax.jit(objective.prepare)(batch)
 
         def loss(params):
             total, weight = objective.losses(params, masked, None)["mlm_loss"]

@@ -345,7 +345,8 @@ def test_padding_may_be_longer_than_the_positions():
     model = tiny_model(max_positions=8)
     params = init_params(model, jax.random.key(0))
     ids = np.arange(5, 11)
-    short, long = (encode(model, params, pad_rows([ids, np.arange(5, 13)], length)).hidden[0, :6] for length in (8, 30))
+    hidden = jax.jit(lambda params, batch: encode(model, params, batch).hidden)
+    short, long = (hidden(params, pad_rows([ids, np.arange(5, 13)], length))[0, :6] for length in (8, 30))
     assert np.isfinite(long).all()
     np.testing.assert_allclose(long, short, atol=1e-6)
 
@@ -391,7 +392,8 @@ def test_dropout_of_the_encoder_needs_a_key():
     model = tiny_model(hidden_dropout_rate=0.5)
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     batch = random_batch(num_rows=2)
-    hidden = [np.asarray(encode(model, params, batch, key).hidden) for key in (None, None, jax.random.key(1))]
+    encoded = jax.jit(functools.partial(encode, model))
+    hidden = [np.asarray(encoded(params, batch, key).hidden) for key in (None, None, jax.random.key(1))]
     np.testing.assert_array_equal(hidden[0], hidden[1])
     assert np.abs(hidden[2] - hidden[0]).max() > 0.1
 

@@ -3,10 +3,9 @@
 
 import gzip
 import os
-import subprocess
-import sys
 
 import pytest
+from commands import run_python
 
 from bert_jax import load_tokenizer
 
@@ -17,8 +16,7 @@ TEXT = "\n\n".join(
 
 
 def build_vocab(*flags, **environment):
-    command = [sys.executable, "-m", "bert_jax.tools.build_vocab", *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    return run_python(["-m", "bert_jax.tools.build_vocab", *flags], environment={**os.environ, **environment})
 
 
 def failure(*flags) -> str:

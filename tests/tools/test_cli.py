@@ -12,13 +12,20 @@ from pathlib import Path
 
 import pytest
 from builders import make_pretrained, write_corpus, write_vocab
+from commands import run_python
 
 from bert_jax.errors import InputError
 from bert_jax.tools.lines import open_lines
 
 
-def run(command: list[str], folder: Path, **changes: str) -> tuple[int, str, str]:
-    """Returns the exit status, stdout and stderr of Python with some arguments and changes of its environment."""
+def run(command: list[str], folder: Path) -> tuple[int, str, str]:
+    """Returns the exit status, stdout and stderr of Python with some arguments."""
+    done = run_python(command, folder)
+    return done.returncode, done.stdout, done.stderr
+
+
+def start(command: list[str], folder: Path, **changes: str) -> tuple[int, str, str]:
+    """Returns the same of Python that starts anew, with changes of its environment."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **changes}
     done = subprocess.run([sys.executable, *command], capture_output=True, cwd=folder, env=environment)
     return done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
@@ -132,7 +139,7 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
 )
 def test_what_a_command_does_not_do_is_one_line(repository, toy_data, tmp_path, command, problem):
     arguments = [argument.replace("DATA", str(toy_data)) for argument in command]
-    status, _, told = run(["-m", "bert_jax", *arguments], tmp_path, PYTHONPATH=str(repository))
+    status, _, told = run(["-m", "bert_jax", *arguments], tmp_path)
     assert status == 1 and problem in told and told.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
@@ -143,7 +150,7 @@ INTERRUPTED = "def __getattr__(name): raise KeyboardInterrupt"
 def test_ctrl_c_while_modules_are_imported_is_one_line(repository, tmp_path, command):
     (tmp_path / "absl").mkdir()
     (tmp_path / "absl" / "__init__.py").write_text(INTERRUPTED)  # as if it came then
-    status, out, told = run(command, repository, PYTHONPATH=f"{tmp_path}:{repository}")
+    status, out, told = start(command, repository, PYTHONPATH=f"{tmp_path}:{repository}")
     assert (status, out, told) == (-signal.SIGINT, "", "stopped by Ctrl-C\n")
 
 
@@ -210,7 +217,7 @@ def test_other_errors_keep_their_traceback(repository, error):
 @pytest.mark.parametrize(("platform", "reason"), [("cuda", "it has no plugin here"), ("misspelt", "'misspelt'")])
 def test_a_platform_that_is_not_there_is_one_line(repository, tmp_path, platform, reason):
     command = ["-m", "bert_jax.tools.show_params", f"--checkpoint={make_pretrained(tmp_path)}"]
-    status, out, told = run(command, repository, JAX_PLATFORMS=platform)
+    status, out, told = start(command, repository, JAX_PLATFORMS=platform)
     if platform == "cuda" and status == 0:
         pytest.skip("there is a GPU")
     assert (status, out, told.count("\n")) == (1, "", 1)
@@ -285,13 +292,13 @@ while os.getppid() == parent:
 def test_ctrl_c_after_the_work_changes_nothing(repository, tmp_path, status):
     """From the first function of atexit to the end of the process, a thousand times a second."""
     (tmp_path / "sender.py").write_text(SENDER)
-    assert run(["-c", FINISHED, str(status), f"{tmp_path}/sender.py"], repository) == (status, "", "")
+    assert start(["-c", FINISHED, str(status), f"{tmp_path}/sender.py"], repository) == (status, "", "")
 
 
 def test_ctrl_c_still_ends_a_program_that_has_called_a_command(repository):
     code = "import signal\nfrom bert_jax.tools.cli import run\ntry:\n run(lambda: 0)\nexcept SystemExit:\n"
     code += " signal.raise_signal(signal.SIGINT)\nprint('the Ctrl-C was lost')"
-    assert run(["-c", code], repository) == (-signal.SIGINT, "", "stopped by Ctrl-C\n")
+    assert start(["-c", code], repository) == (-signal.SIGINT, "", "stopped by Ctrl-C\n")
 
 
 @pytest.mark.slow

@@ -4,13 +4,12 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from builders import tiny_model, tiny_run
+from commands import run_python
 from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 
@@ -55,8 +54,7 @@ def copies(models, tmp_path_factory):
 
 def command(repository, name, *flags):
     """Returns status, stdout and stderr of a tool."""
-    line = [sys.executable, "-m", f"bert_jax.tools.{name}", *flags]
-    done = subprocess.run(line, text=True, capture_output=True, cwd=repository)
+    done = run_python(["-m", f"bert_jax.tools.{name}", *flags], repository)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from commands import run_python
 
 
 def score(repository, *arguments):
-    command = [sys.executable, "-m", "bert_jax.tools.score", *map(str, arguments)]
-    return subprocess.run(command, text=True, capture_output=True, cwd=repository)
+    return run_python(["-m", "bert_jax.tools.score", *arguments], repository)
 
 
 @pytest.fixture

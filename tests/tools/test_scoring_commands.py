@@ -2,18 +2,16 @@
 """`score_sentences` and `evaluate` as commands: what they print and write, and what they refuse."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from builders import make_pretrained
+from commands import run_python
 
 from bert_jax import load_pretrained, score_sentences
 
 
 def run(repository, tool, *arguments, text=""):
-    command = [sys.executable, "-m", f"bert_jax.tools.{tool}", *map(str, arguments)]
-    return subprocess.run(command, text=True, capture_output=True, cwd=repository, input=text)
+    return run_python(["-m", f"bert_jax.tools.{tool}", *arguments], repository, text)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,10 @@
 """Every option of a data set is a flag with the same default, and is read from it."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 from absl import flags
+from commands import run_python
 
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.tools import shared_flags
@@ -40,6 +39,5 @@ def test_flags_are_the_options(values):
     ],
 )
 def test_help_lists_the_flags_that_others_have_too(command, names):
-    line = [sys.executable, "-m", f"bert_jax.tools.{command}", "--help"]
-    said = subprocess.run(line, capture_output=True, text=True).stdout
+    said = run_python(["-m", f"bert_jax.tools.{command}", "--help"]).stdout
     assert all(f"--{name}" in said or f"--[no]{name}" in said for name in names)

@@ -4,6 +4,8 @@
 import subprocess
 import sys
 
+from commands import run_python
+
 PROGRAM = """
 import sys
 from bert_jax.tools import streams
@@ -32,5 +34,5 @@ def test_messages_without_a_reader_are_dropped(repository, tmp_path):
 def test_a_character_that_is_none_is_written_escaped(repository):
     code = "import sys; from bert_jax.tools.streams import prepare_streams; prepare_streams(); "
     code += 'print("\\udcff\\ud800", file=sys.stderr)'
-    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)
+    done = run_python(["-c", code], repository)
     assert (done.returncode, done.stderr) == (0, "\\udcff\\ud800\n")

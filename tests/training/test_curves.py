@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from blank_figures import drawn
 from matplotlib.figure import Figure
 
 from bert_jax.training.curves import draw_curves
@@ -14,14 +15,16 @@ from bert_jax.training.report import METRICS_FILE, Reporter
 @pytest.fixture
 def figures(monkeypatch):
     """Returns the list of the figures that are saved from now on."""
-    saved, save = [], Figure.savefig
+    saved = []
 
     def note(figure, *args, **kwargs):
         saved.append(figure)
         return save(figure, *args, **kwargs)
 
-    monkeypatch.setattr(Figure, "savefig", note)
-    return saved
+    with drawn():
+        save = Figure.savefig
+        monkeypatch.setattr(Figure, "savefig", note)
+        yield saved
 
 
 def lines_of(axes):

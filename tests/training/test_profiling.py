@@ -9,7 +9,7 @@ from builders import tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, train
 
 from bert_jax.errors import InputError
-from bert_jax.settings.pretraining import ReportConfig
+from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, ReportConfig
 from bert_jax.training import profiling
 from bert_jax.training.profiling import ASK, profiled
 
@@ -58,7 +58,9 @@ def test_a_file_asks_for_a_profile_of_the_next_steps(monkeypatch, tmp_path):
 
 def test_a_run_is_the_same_with_a_profile(finished, toy_data, tmp_path):
     workdir, plain = finished
-    config = tiny_run(toy_data, mesh=ONE_DEVICE)
+    # Nothing is evaluated or saved while it is profiled: each call of Python is an event, and those make a million.
+    rare = {"eval": EvalConfig(every_steps=12), "checkpoint": CheckpointConfig(every_steps=12)}
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, **rare)
     report = ReportConfig(every_steps=1, tensorboard=False, progress=False, profile_steps="4:6")
     profile = train(dataclasses.replace(config, report=report), tmp_path / "profile")
     assert_same_state(plain.state, profile.state)

@@ -195,7 +195,8 @@ def write_questions(directory, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "meshes"), [("squad1", 2), ("choice", 1), pytest.param("choice", 2, marks=pytest.mark.slow)]
+    ("name", "meshes"),
+    [("squad1", 1), ("choice", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("squad1", "choice"))],
 )
 def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name, meshes):
     task = TaskConfig(name=name, max_seq_length=16, max_query_length=4)
