@@ -88,7 +88,6 @@ TESTS_ELSEWHERE = {
     "devices.cluster": "end_to_end/test_cluster.py",
     "devices.preemption": "devices/test_members.py",
     "devices.tpu_hosts": "devices/test_joining.py",
-    "errors": "test_inputs.py",
     "model.attention": "model/test_fused_attention.py",
     "model.attention_kernels": "model/test_fused_attention.py",
     "model.fused_attention_gpu": "model/test_fused_attention.py",
@@ -167,10 +166,11 @@ TESTS_ELSEWHERE = {
 
 # What one reads to follow pre-training from the command line to a saved checkpoint, but kernels and what stands beside.
 # What a reader must hold in mind is counted in statements and expressions, "nodes", and how hard a page is in nodes a
-# line of code: a limit in lines makes code dense (docs/decisions/0001-the-house.md). Both only fall.
-MAX_NODES = 166_400
+# line of code: a limit in lines makes code dense (docs/decisions/0001-the-house.md). Both only fall, but for the mean
+# when refusals went: their lines were the thinnest, two nodes each.
+MAX_NODES = 164_330
 MAX_LINES_OF_BERT = 300  # what a reader of the paper reads
-MAX_DENSITY = 5.76
+MAX_DENSITY = 5.87
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
 # A path of somebody's machine; the expression is written so that it does not find itself.

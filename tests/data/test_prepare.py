@@ -375,7 +375,7 @@ def refusal(*arguments, **options) -> str:
 )
 def test_bad_options(tmp_path, text, vocab, options):
     ((name, value),) = options.items()
-    assert f"{name} {value!r}" in refusal(text, vocab, tmp_path / "data", **options)
+    assert f"{name} " in refusal(text, vocab, tmp_path / "data", **options)
     assert not (tmp_path / "data").exists()
 
 

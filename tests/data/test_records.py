@@ -161,7 +161,7 @@ def test_damaged_or_foreign_manifest(dataset):
     (dataset / records.MANIFEST).write_text("[]")
     assert "does not describe 'bert_jax rows'" in refusal(dataset)
     (dataset / records.MANIFEST).write_text('{"format": "bert_jax')
-    assert "not valid JSON" in refusal(dataset)
+    assert "damaged or another kind of file" in refusal(dataset)
 
 
 def test_foreign_version(dataset):
