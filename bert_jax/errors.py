@@ -2,12 +2,19 @@
 """Errors that the user can correct. Each message has the value, the rule that it breaks and the fix."""
 
 import contextlib
+import errno
 import json
 import re
 from collections.abc import Iterator
 from typing import TypeVar
 
 Value = TypeVar("Value")
+
+NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
+    "if the file has another encoding, convert it with iconv -f windows-1252 -t utf-8, or what it is; if it is UTF-8 "
+    "with damaged bytes, iconv -c -f utf-8 -t utf-8 leaves them out"
+)
+TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
 _USER = re.compile(r"(?<=://)[^/\s?#'\"]*:[^/\s?#'\"]*@|(?<=https://)[^/\s?#'\"]*@|(?<=http://)[^/\s?#'\"]*@")
 _QUERY = re.compile(r"(\w://[^\s?#'\"]*[?#])[^\s'\"]*=[^\s'\"]*?(?=[;,:.)\]}>]*(?:[\s'\"]|$))")
@@ -120,3 +127,43 @@ def no_panic() -> Iterator[None]:
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise RuntimeError(one_line(error)) from None
+
+
+def are_too_many(error: Exception) -> bool:
+    """Returns whether an error says that too many files are open."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def not_utf8(error: UnicodeDecodeError, where: str) -> InputError:
+    """Returns the error for bytes at a place that are not UTF-8."""
+    return InputError(f"{where} is not UTF-8 (byte 0x{error.object[error.start]:02x}); {NOT_UTF8}")
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turns every error of the block into an `InputError` of one line, with the name of the file that it reads.
+
+    A file may be damaged in more ways than anybody can list, and the library that reads it has its own words for each:
+    they are told, and the error is the cause of ours. Only what has a better fix is refused beside its reader.
+    """
+    try:
+        with no_panic():
+            yield
+    except InputError as error:
+        if type(error) is not InputError or name in str(error):
+            raise
+        raise InputError(f"{name}: {error}") from None
+    except OSError as error:
+        if error.errno is None:  # of a library that reads the content
+            raise _damaged(name, error) from error
+        fix = TOO_MANY_FILES if are_too_many(error) else "check the path and its permissions"
+        raise InputError(f"cannot read {name}: {error.strerror or error}; {fix}") from error
+    except MemoryError as error:
+        raise InputError(f"{name} is damaged, or needs more memory than there is ({one_line(error)})") from error
+    except Exception as error:
+        raise _damaged(name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> InputError:
+    reason = one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
+    return InputError(f"{name} is damaged or another kind of file ({reason[:300]}); copy it again")

@@ -122,9 +122,7 @@ def _copy_model(source: Place, target: Place) -> None:
     files = local_directory(source) if isinstance(source, RemotePath) else source
     problem = find_damage(files)
     if problem:
-        raise InputError(
-            f"{source}, the model of the best run, is damaged: {problem}; delete {source.parent} to train it again"
-        )
+        raise InputError(f"{source}, the best model, is damaged: {problem}; delete {source.parent} to train it again")
     with new_directory(target, replaces=lambda _: True) as temporary:
         shutil.copytree(files, temporary, dirs_exist_ok=True)
 
@@ -167,10 +165,7 @@ def _check_data(first: Place, other: Place) -> None:
         begun = [run for run in (first, other) if (run / "config.json").exists()]
         datasets = [read_identity(run, FinetuneConfig).get("dataset") for run in begun]
         if datasets and datasets[0] != datasets[-1]:
-            raise InputError(
-                f"{first} and {other} were trained on different data: the files have changed in between; delete the "
-                "run on the old ones, or give another workdir"
-            )
+            raise InputError(f"{first} and {other} were trained on different data; give another workdir")
 
     this_job().first_does("compare the data of the runs", compare)
 

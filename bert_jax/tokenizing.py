@@ -32,9 +32,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
     if "file" in found.kinds:
         return read_vocabulary(found.on_this_machine(), lowercase, strip_accents)
     if "nothing" in found.kinds:
-        raise InputError(
-            f"vocabulary {path} cannot be read, as it does not exist; give a file of one token per line, or a directory"
-        )
+        raise InputError(f"vocabulary {path} does not exist; give a file of one token per line, or a directory")
     return read_tokenizer(found.folder(), lowercase, strip_accents)
 
 
@@ -50,10 +48,7 @@ def read_tokenizer(folder: Folder, lowercase: bool | None = None, strip_accents:
     if not any(name in folder for name in names):
         inside = folder.inside("tokenizer")  # of a data set, and of a work directory
         hint = f" (did you mean {inside.path}?)" if any(name in inside for name in names) else ""
-        raise InputError(
-            f"directory {folder.path} holds no {' and no '.join(names)}{hint}; give a vocabulary file, or where "
-            "build_vocab wrote"
-        )
+        raise InputError(f"directory {folder.path} holds no {' and no '.join(names)}{hint}; see build_vocab")
     return tokenizer_of(read_tokenizer_files(folder), lowercase, strip_accents)
 
 

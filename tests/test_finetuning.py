@@ -248,15 +248,15 @@ def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path, bils
         ({"init_checkpoint": ""}, "init_checkpoint is empty"),
         ({"init_checkpoint": "nowhere"}, "nowhere does not exist"),
         ({"train": FinetuneTrainConfig(num_epochs=0.0)}, "num_epochs 0.0 is not above 0"),
-        ({"train": FinetuneTrainConfig(accumulate=3)}, "16 is not divisible by train.accumulate 3"),
+        ({"train": FinetuneTrainConfig(accumulate=3)}, "16 is not divisible by accumulate 3"),
         ({"optimizer": OptimizerConfig(layer_decay=0.0)}, "layer_decay 0.0 is not above 0"),
         (
             {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(features="concat_last4"))},
-            "needs 4 layers and the model has 2",
+            "of 4 layers, and the model has 2",
         ),
         (
             {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(train_encoder=True))},
-            "task.probe.train_encoder without task.probe.features; name the features",
+            "task.probe.train_encoder needs task.probe.features",
         ),
     ],
 )

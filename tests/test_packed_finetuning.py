@@ -148,5 +148,5 @@ def test_what_cannot_be_packed_is_said():
     with pytest.raises(InputError, match="would run from one example of a row into the next"):
         config.validate()
     dataclasses.replace(config, data=FinetuneDataConfig(source="a")).validate()
-    with pytest.raises(InputError, match=r"data\.pack .yes. is unknown; use one of auto, on, off"):
+    with pytest.raises(InputError, match=r"data\.pack .yes. is not one of auto, on, off"):
         dataclasses.replace(config, data=FinetuneDataConfig(source="a", pack="yes")).validate()

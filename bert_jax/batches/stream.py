@@ -84,10 +84,8 @@ def _open(about: About, config: DataConfig, num_streams: int) -> Dataset:
         local = records.open_rows(about, config.verify)
         return dataclasses.replace(local, train=StreamedSplit(local.train, order, blocks["train"]))
     if config.verify and not all("blocks" in shard for shard in about.shards):
-        raise InputError(
-            f"{about.url} was made by an earlier version: its blocks have no checksums, so they cannot be checked when "
-            "they are streamed; prepare it again, or set data.verify=False, or data.stream=off to copy it whole"
-        )
+        problem = f"{about.url} was made by an earlier version: its blocks have no checksums"
+        raise InputError(f"{problem}; prepare it again, or set data.verify=False, or data.stream=off")
     limit = int(config.cache_gb * 1e9)
     heldout_limit = min(
         limit // _HELDOUT_SHARE, (len(blocks["heldout"].rows) + 1) * blocks["heldout"].most_rows * itemsize
@@ -116,10 +114,8 @@ class RemoteRows:
         slot_bytes = blocks.most_rows * self.dtype.itemsize
         num_slots = min(self._limit // slot_bytes, len(blocks.rows) + 1)
         if num_slots < min(_FEWEST_BLOCKS, len(blocks.rows)):
-            raise InputError(
-                f"data.cache_gb leaves {self._limit / 1e6:.1f} MB for a part of {self._url} with blocks of "
-                f"{slot_bytes / 1e6:.1f} MB; set it to {_FEWEST_BLOCKS * _HELDOUT_SHARE * slot_bytes / 1e9:.2f} or more"
-            )
+            needed = _FEWEST_BLOCKS * _HELDOUT_SHARE * slot_bytes / 1e9
+            raise InputError(f"data.cache_gb is too small for the blocks of {self._url}; set it to {needed:.2f}")
 
         def fetch(number: int) -> bytes:
             return blocks.read(reader, number, self._verify)
@@ -234,8 +230,5 @@ class StreamedSplit:
         if needed > cache.num_slots * 3 // 4 and cache.num_slots <= len(self._blocks.rows):
             config = self._config or DataConfig()
             gigabytes = math.ceil(1.6 * needed * slot / 1e7) / 100
-            raise InputError(
-                f"data.cache_gb {config.cache_gb:g} is too small for the {len(self._held)} streams of this process: "
-                f"two windows of each take {needed * slot / 1e9:.2f} GB; set it to {gigabytes:g}, or data.window_mb to "
-                f"less than {config.window_mb:g}, or data.streams to less than {config.streams}"
-            )
+            small = f"data.cache_gb {config.cache_gb:g} is too small for the {len(self._held)} streams of this process"
+            raise InputError(f"{small}; set it to {gigabytes:g}, or data.window_mb to less than {config.window_mb:g}")

@@ -40,10 +40,8 @@ def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) ->
     """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop arrays."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
-            raise InputError(
-                f"{where} does not fit this model: {name} is {found.get(name, 'missing')} there and "
-                f"{expected.get(name, 'unknown')} here; use the configuration that it was made with"
-            )
+            both = f"{found.get(name, 'missing')} there and {expected.get(name, 'unknown')} here"
+            raise InputError(f"{where} does not fit this model: {name} is {both}; use its own configuration")
 
 
 def _checkpointer(alone: bool) -> Any:

@@ -65,10 +65,7 @@ def grow(
     if words:
         vocab_size = max(vocab_size, tokenizer.vocab_size)
     if max_positions and max_positions < bert.config.max_positions:
-        raise InputError(
-            f"max_positions {max_positions} is below the {bert.config.max_positions} that the model has; a model only "
-            "grows, and takes shorter rows as it is"
-        )
+        raise InputError(f"max_positions {max_positions} is below the {bert.config.max_positions} it has")
     config = dataclasses.replace(
         bert.config, vocab_size=vocab_size, max_positions=max_positions or bert.config.max_positions
     )
@@ -105,9 +102,7 @@ def _add_special(tokenizer: Tokenizer, special: Sequence[str]) -> tuple[Tokenize
     taken = set(tokenizer.vocab)
     for token in special:
         if not token or token != token.strip() or not token.isprintable() or token in taken:
-            raise InputError(
-                f"special token {token!r:.60} is empty, has blanks around it, or is there already; correct it"
-            )
+            raise InputError(f"special token {token!r:.60} is empty, has blanks around it, or is there already")
         taken.add(token)
     if tokenizer.kind == DescribedPieces.kind:
         described = json.loads(tokenizer.pieces.content)
@@ -123,10 +118,7 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
     """Returns the tokenizer with the new words, and their ids."""
     pieces = tokenizer.pieces
     if not isinstance(pieces, WordPiece):
-        raise InputError(
-            f"a vocabulary of {tokenizer.kind} cannot grow: a new piece would change how words that merely hold its "
-            "letters are cut; train a new vocabulary, or grow max_positions alone"
-        )
+        raise InputError(f"a vocabulary of {tokenizer.kind} cannot grow, as words would be cut anew; train another")
     seen: set[str] = set()
     for word in words:
         _check_word(word, pieces, seen)
@@ -136,10 +128,7 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
     if use_unused:
         places = [index for index, token in enumerate(vocab) if _UNUSED.fullmatch(token)][: len(words)]
         if len(places) < len(words):
-            raise InputError(
-                f"the vocabulary has {len(places)} [unused..] tokens, too few for {len(words)} new ones; give fewer, "
-                "or append them, which makes the table larger"
-            )
+            raise InputError(f"the vocabulary has {len(places)} [unused..] tokens for {len(words)} new ones")
     vocab += [""] * (max(places) + 1 - len(vocab))
     for token_id, word in zip(places, words, strict=True):
         vocab[token_id] = word
@@ -155,9 +144,6 @@ def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
     if word.startswith(CONTINUATION):
         raise InputError(f"token {word!r} is a piece of a word; give whole words")
     if normal != [word]:
-        raise InputError(
-            f"token {word!r} is {normal} to this tokenizer ({'un' if pieces.normalizer.lowercase else ''}cased), so "
-            "text would never give it; give single words as the tokenizer writes them"
-        )
+        raise InputError(f"token {word!r} is {normal} to this tokenizer, so text would never give it; write it so")
     if len(word) > pieces.longest:
         raise InputError(f"token {word[:20]!r}... has {len(word)} characters; longer than {pieces.longest} is [UNK]")

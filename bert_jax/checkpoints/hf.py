@@ -11,7 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.checkpoints.families import FAMILIES, NAMES_OF_ACTIVATIONS, check_expressible, class_of, name_of
+from bert_jax.checkpoints.families import (
+    FAMILIES,
+    NAMES_OF_ACTIVATIONS,
+    check_expressible,
+    class_of,
+    name_of,
+)
 from bert_jax.checkpoints.hf_extras import EXTRAS, check_whole, find_extras
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.hub import import_hub
@@ -68,10 +74,9 @@ def load_hf(folder: Folder) -> Imported:
     """
     where = folder / "config.json"
     check_whole(folder)
-    if "config.json" not in folder:
-        raise InputError(f"{folder.path} has no config.json, which says what its tensors mean; copy it as well")
-    settings = folder.object("config.json")
-    config = model_config(settings, where)
+    settings = folder.json("config.json")
+    with files.reading(str(where)):
+        config = model_config(settings, where)
     tokenizer, notes = load_hf_tokenizer(read_tokenizer_files(folder))
     check_vocabulary(tokenizer, config.vocab_size, where)
     if config.type_vocab_size > 1 and not tokenizer.template.second_type:
@@ -156,10 +161,8 @@ def save_hf(
     family = FAMILIES[config.family]
     check_expressible(config, config.family, f"transformers' {family.prefix}")
     if config.position_offset not in (0, tokenizer.pad_id + 1):
-        raise InputError(
-            f"model.position_offset {config.position_offset} is not 1 + {tokenizer.pad_id}, the id of padding, from "
-            f"which transformers' {family.prefix} counts positions; the model stays here, in its own format"
-        )
+        counted = f"1 + {tokenizer.pad_id}, the id of padding, from which transformers' {family.prefix} counts"
+        raise InputError(f"model.position_offset {config.position_offset} is not {counted}")
     present = parts_of(params)
     known = present if task in HEADS else set(present) & {"pooler"}  # nothing is known of a user's own head
     head = head_of(task, known)
@@ -244,14 +247,14 @@ def _settings(
 def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     """Returns the model that a config.json describes.
 
+    To be called where `where` is read: an option of another type fails as it may.
+
     Raises: InputError, with the name of the option, if it is not a BERT, or a relative, as it is computed here.
     """
     name = settings.get("model_type") or "bert"
     family = FAMILIES.get(name, FAMILIES["bert"]) if isinstance(name, str) else FAMILIES["bert"]
     if isinstance(name, str) and name in _NOT_COMPUTED:
-        raise InputError(
-            f"{where}: model_type is {shown(name)}, with {_NOT_COMPUTED[name]}, which cannot be computed here"
-        )
+        raise InputError(f"{where}: model_type {name} cannot be computed here: {_NOT_COMPUTED[name]}")
     for option, allowed in (
         ("model_type", (None, *FAMILIES)),
         *family.refused,
@@ -263,24 +266,16 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
         ("quantization_config", (None,)),
     ):
         if settings.get(option) not in allowed:
-            most = ", ".join(str(value) for value in allowed if value)
-            raise InputError(
-                f"{where}: {option} is {shown(settings[option])}, which this {name_of(name)} cannot compute; "
-                + (f"it can with {most}" if most else "a model without it can be used")
-            )
+            most = ", ".join(str(value) for value in allowed if value) or "left out"
+            given = f"{option} is {shown(settings[option])}"
+            raise InputError(f"{where}: {given}, which this {name_of(name)} cannot compute; it can be {most}")
     values = {ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings}
     if "hidden_size" not in values or "vocab_size" not in values:
-        raise InputError(
-            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is not a config.json of a "
-            f"{name_of(name)}"
-        )
+        raise InputError(f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is of another model")
     values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
-    try:
-        usual = dataclasses.replace(model_size(family.usual), family=name)
-        config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")
-        config.validate()
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+    usual = dataclasses.replace(model_size(family.usual), family=name)
+    config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")
+    config.validate()
     return config
 
 
@@ -332,10 +327,7 @@ def _task_settings(settings: Mapping[str, object], head: Head, params: Params, l
     given, count = of_task["thresholds"], params["classifier"]["bias"].shape[0]
     numbers = given if isinstance(given, list) else []
     if len(numbers) != count or not all(type(number) in (int, float) and 0 <= number <= 1e15 for number in numbers):
-        raise InputError(
-            f"{where}: {_OF_TASKS} has the thresholds {shown(given)}, which are not {count} numbers from 0 up; "
-            "correct them, or leave them out for 0.5"
-        )
+        raise InputError(f"{where}: {_OF_TASKS}' thresholds {shown(given)} are not {count} numbers from 0 up")
     return to_dict(TaskConfig(name=_MULTILABEL, max_seq_length=length, thresholds=",".join(map(repr, numbers))))
 
 
@@ -349,18 +341,13 @@ def _labels(settings: Mapping[str, object], params: Params, where: Path, notes: 
     if not names:
         return ()
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(num_classes))):
-        raise InputError(
-            f"{where}: {option} does not name the {num_classes} classes of the classifier as 0 to {num_classes - 1}; "
-            "correct it, or remove it to use numbers as names"
-        )
+        raise InputError(f"{where}: {option} does not name the classes 0 to {num_classes - 1}; correct or remove it")
     if of_numbers and of_numbers != {str(index): name for index, name in names.items()}:
         notes.append(f"{where}: label2id {shown(numbers)} is not what id2label {shown(names)} says, which is used")
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     if len(set(labels)) < len(labels):
-        raise InputError(
-            f"{where}: {option} has two classes of one name, {', '.join(labels)[:80]}; name them differently, or "
-            "remove it to use numbers as names"
-        )
+        names = ", ".join(labels)[:80]
+        raise InputError(f"{where}: {option} has two classes of one name ({names}); rename one, or remove it")
     return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels
 
 

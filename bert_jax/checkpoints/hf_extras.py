@@ -4,7 +4,6 @@
 import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.folder import Folder
@@ -15,7 +14,6 @@ _HEAD_OF_SETFIT = "model_head.pkl"
 # What a trainer puts before the names of a model's tensors: PyTorch Lightning, torch's DataParallel and compile,
 # sentence-transformers.
 _PREFIXES = ("model.", "module.", "_orig_mod.", "0.auto_model.")
-_OF_PEFT = "base_model.model."
 
 
 def check_whole(folder: Folder) -> None:
@@ -24,36 +22,18 @@ def check_whole(folder: Folder) -> None:
     whole = any(re.fullmatch(r"(pytorch_)?model[^.]*\.\w+", name) for name in tensors)
     if ADAPTER in folder and not whole:
         base = folder.object(ADAPTER).get("base_model_name_or_path")
-        raise InputError(
-            f"{folder.path} is an adapter of PEFT, which changes the model {shown(base)}; merge them, in Python "
-            "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER), and give OTHER"
-        )
+        fix = "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER)"
+        raise InputError(f"{folder.path} is a PEFT adapter of the model {shown(base)}; merge them, in Python {fix}")
     variants = fnmatch.filter(tensors, "*model.*.*")
     if variants and not whole:
-        kind = variants[0].split(".")[1].partition("-")[0]
-        raise InputError(
-            f"{folder.path} has {variants[0]}, the variant {kind} of a model, and no model.safetensors; rename it so "
-            "if it is a single file, or get the model without a variant"
-        )
+        raise InputError(f"{folder.path} has {variants[0]}, a variant, and no model.safetensors; rename it so")
     if "0_Transformer" in folder.names and not whole:
         inner = folder / "0_Transformer"
         raise InputError(f"{folder.path} is of sentence-transformers, with the model in a folder; give {inner}")
-    modules = folder.json(MODULES) if MODULES in folder else None
-    first = modules[0].get("type") if isinstance(modules, list) and modules and isinstance(modules[0], dict) else None
-    if isinstance(first, str) and (kind := first.rpartition(".")[2]) != "Transformer":
-        raise InputError(f"{folder / MODULES} has the module {kind}, which cannot be computed here; a Transformer can")
 
 
-def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool], where: Path) -> str:
-    """Returns what a trainer put before every name; "" if nothing. `is_known` tells a model's names without it.
-
-    Raises: InputError if the tensors are those of a model that PEFT has changed.
-    """
-    if names and all(name.startswith(_OF_PEFT) for name in names):
-        raise InputError(
-            f"{where}: the names of its tensors begin with {_OF_PEFT!r}, as PEFT writes them; save the model after "
-            "merge_and_unload(), or remove it"
-        )
+def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool]) -> str:
+    """Returns what a trainer put before every name; "" if nothing. `is_known` tells a model's names without it."""
     before = ""
     while names and not is_known(name.removeprefix(before) for name in names):
         prefix = next((each for each in _PREFIXES if all(name.startswith(before + each) for name in names)), None)

@@ -19,8 +19,8 @@ import safetensors.numpy
 from bert_jax.checkpoints.families import FAMILIES, table_of
 from bert_jax.checkpoints.hf_extras import find_prefix
 from bert_jax.checkpoints.names import Arrays, canonical_names
-from bert_jax.errors import InputError, no_panic
-from bert_jax.storage import schema, writing
+from bert_jax.errors import InputError
+from bert_jax.storage import files, schema, writing
 from bert_jax.storage.folder import Folder
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -38,13 +38,9 @@ def open_weights(
     strays = folder.matching("model-*-of-*.safetensors")
     others = [INDEX] if INDEX in folder else strays
     if WEIGHTS in folder and others:
-        raise InputError(
-            f"{folder.path} has both {WEIGHTS} and shards ({others[0]}), which may be of two models; remove one of them"
-        )
+        raise InputError(f"{folder.path} has both {WEIGHTS} and shards ({others[0]}); remove those of another model")
     if strays and INDEX not in folder:
-        raise InputError(
-            f"{folder.path} has shards such as {strays[0]} and no {INDEX} that lists them; copy it as well"
-        )
+        raise InputError(f"{folder.path} has {strays[0]} and no {INDEX}; copy it as well")
     with contextlib.ExitStack() as stack:
         if INDEX in folder or WEIGHTS in folder:
             name = folder / (INDEX if INDEX in folder else WEIGHTS)
@@ -55,7 +51,7 @@ def open_weights(
         else:
             name, arrays = _load_pickles(folder)
             shapes, read = {key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__
-        prefix = find_prefix(shapes, functools.partial(_has_words, family, name), name)
+        prefix = find_prefix(shapes, functools.partial(_has_words, family, name))
         shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
         yield name, *_without_ties(family, kind, shapes, lambda tensor: read(prefix + tensor), name)
 
@@ -77,12 +73,8 @@ def read_tensors(folder: Folder) -> Arrays:
 
 def _read(stream: Any, tensor: str, where: Path) -> np.ndarray:
     """Returns a tensor of an open file. Raises: InputError if numpy has no such numbers."""
-    try:
-        with no_panic():
-            return stream.get_tensor(tensor)
-    except (safetensors.SafetensorError, AttributeError, RuntimeError, TypeError) as error:
-        kind = stream.get_slice(tensor).get_dtype()
-        raise InputError(f"{where}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
+    with files.reading(f"{where}: {tensor} of type {stream.get_slice(tensor).get_dtype()}"):
+        return stream.get_tensor(tensor)
 
 
 def write_weights(directory: Path, arrays: Mapping[str, np.ndarray], max_bytes: int) -> None:
@@ -122,11 +114,8 @@ def _save(arrays: Arrays, path: Path) -> None:
 
 def _open(folder: Folder, name: str, stack: contextlib.ExitStack) -> Any:
     path = folder.large(name)
-    try:
-        with no_panic():
-            return stack.enter_context(safetensors.safe_open(path, framework="np"))
-    except (safetensors.SafetensorError, OSError, RuntimeError) as error:
-        raise InputError(f"{path} is truncated or damaged ({error}); copy it again") from None
+    with files.reading(str(path)):
+        return stack.enter_context(safetensors.safe_open(path, framework="np"))
 
 
 def _open_shards(folder: Folder, stack: contextlib.ExitStack) -> list[Any]:
@@ -134,25 +123,19 @@ def _open_shards(folder: Folder, stack: contextlib.ExitStack) -> list[Any]:
     homes = _weight_map(folder, INDEX)
     streams = []
     for name in sorted(set(homes.values())):
-        if name not in folder:
-            raise InputError(f"{folder / INDEX} names a shard {name} that is not in the directory; copy it as well")
         streams.append(_open(folder, name, stack))
         expected = {tensor for tensor, home in homes.items() if home == name}
         different = sorted(expected ^ set(streams[-1].keys()))
         if different:
-            raise InputError(
-                f"{folder / name} and {INDEX} differ about {different[0]} and {len(different) - 1} other tensors; they "
-                "are of two models or of two ways to divide one, so copy all shards and the index from one place"
-            )
+            raise InputError(f"{folder / name} and {INDEX} differ about {different[0]}; copy both from one place")
     return streams
 
 
 def _weight_map(folder: Folder, index: str) -> dict[str, str]:
     """Returns {tensor: name of the file that has it}."""
-    content, where = folder.json(index), folder / index
-    homes = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(homes, dict) or not homes:
-        raise InputError(f"{where} has no weight_map, so nothing says which file holds which tensor; copy it again")
+    where = folder / index
+    with files.reading(str(where)):
+        homes = folder.json(index)["weight_map"]
     schema.check(homes, schema.map_of(schema.file_name), f"{where}: weight_map", "copy it again")
     return homes
 
@@ -161,22 +144,17 @@ def _load_pickles(folder: Folder) -> tuple[Path, Arrays]:
     """Returns the tensors of pytorch_model.bin, through torch's loader that runs no code."""
     path, index = folder / PICKLE, f"{PICKLE}.index.json"
     if PICKLE not in folder and index not in folder:
-        raise InputError(f"{folder.path} has no {WEIGHTS}, no {INDEX} and no {PICKLE}; copy the one that it came with")
+        raise InputError(f"{folder.path} has no {WEIGHTS}, {INDEX} or {PICKLE}; copy the one that it came with")
     torch = import_torch(path)
     names = sorted(set(_weight_map(folder, index).values())) if index in folder else [PICKLE]
     arrays: Arrays = {}
     for name in names:
         file = folder.large(name)
-        try:
+        with files.reading(str(file)):
             tensors = torch.load(file, map_location="cpu", weights_only=True)
             for key, tensor in tensors.items():
-                if not isinstance(key, str):
-                    raise TypeError(f"the name of a tensor is {key!r:.40}, which is no text")
                 tensor = tensor.detach()  # a Parameter has a gradient
-                arrays[key] = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
-        except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise InputError(f"{file} is damaged or holds more than tensors ({reason}); copy it again") from None
+                arrays[str(key)] = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
     return path, arrays
 
 
@@ -186,9 +164,8 @@ def import_torch(path: str | Path) -> ModuleType:
         return importlib.import_module("torch")
     except ImportError:
         raise InputError(
-            f"{path} is a pickle, which could run any code, and torch, whose loader is safe, is not installed; where "
-            "transformers is, AutoModel.from_pretrained(DIR).save_pretrained(DIR) writes model.safetensors: "
-            "use the model's own class in place of AutoModel to keep its head"
+            f"{path} is a pickle, and torch, whose loader runs no code, is not installed; install it, or write "
+            "model.safetensors by save_pretrained of the model's class in transformers"
         ) from None
 
 
@@ -207,9 +184,6 @@ def _without_ties(
         if copy in names and original not in names:
             aliases[original] = names[copy]
         elif copy in names and not np.array_equal(read(names[copy]), read(names[original])):
-            raise InputError(
-                f"{where}: {names[copy]} differs from {names[original]}; here, as in the paper, the output shares the "
-                "table of words, so this model cannot be computed"
-            )
+            raise InputError(f"{where}: {names[copy]} differs from {names[original]}, and here they are one table")
     shapes = shapes | {original: shapes[copy] for original, copy in aliases.items()}
     return shapes, lambda name: read(aliases.get(name, name))

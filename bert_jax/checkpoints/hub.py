@@ -40,10 +40,8 @@ def check_upload(url: str, revision: str) -> None:
     parse_url(url, revision)
     huggingface_hub = import_hub(url)
     if not huggingface_hub.get_token():
-        raise InputError(
-            f"{url} needs a token that may write; make one at {huggingface_hub.HfApi().endpoint}/settings/tokens and "
-            "give it by `hf auth login` or as HF_TOKEN"
-        )
+        page = f"{huggingface_hub.HfApi().endpoint}/settings/tokens"
+        raise InputError(f"{url} needs a token that may write; make one at {page}, and log in by `hf auth login`")
 
 
 def upload_model(directory: Path, url: str, revision: str, message: str, private: bool) -> str:
@@ -70,9 +68,7 @@ def upload_model(directory: Path, url: str, revision: str, message: str, private
         raise _refused(url, error) from None
     except Exception as error:  # noqa: BLE001 - errors of the network have no type in common over its versions
         reason = one_line(error)[:200]
-        raise InputError(
-            f"cannot upload to {url}: {reason}; check the network and HF_ENDPOINT {api.endpoint}"
-        ) from None
+        raise InputError(f"cannot upload to {url}: {reason}; check the network and {api.endpoint}") from None
 
 
 def _refused(url: str, error: Exception) -> InputError:

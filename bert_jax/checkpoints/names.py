@@ -110,10 +110,8 @@ def to_params(
     """
     names = canonical_names(shapes, form, where, config.family, kind)
     if config.num_layers > len(names):
-        raise InputError(
-            f"{where} has {len(names)} tensors, and the configuration beside it asks for {config.num_layers} layers; "
-            "the two do not belong together, so take both from one place"
-        )
+        layers = f"the {config.num_layers} layers of the configuration beside it"  # maybe more than memory can hold
+        raise InputError(f"{where} has {len(names)} tensors, too few for {layers}; take both from one place")
     bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").names(form, 0)[0])
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
@@ -127,10 +125,8 @@ def to_params(
         shape = _their_shape(row, form, expected[row.ours].shape, config)
         for name in wanted[row.ours]:
             if tuple(shapes[names[name]]) != shape:
-                raise InputError(
-                    f"{where}: {names[name]} has shape {tuple(shapes[names[name]])} where the configuration "
-                    f"beside it asks for {shape}; the two do not belong together, so take both from one place"
-                )
+                given = f"{names[name]} has shape {tuple(shapes[names[name]])}"
+                raise InputError(f"{where}: {given}, the configuration beside it {shape}; take both from one place")
 
     flat = {row.ours: np.zeros(expected[row.ours].shape, np.float32) for row in rows}
     targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}  # by tensor: views of the arrays that it fills
@@ -142,10 +138,7 @@ def to_params(
     for name, of_tensor in targets.items():
         whole = read(names[name])
         if not jnp.issubdtype(whole.dtype, jnp.floating):
-            raise InputError(
-                f"{where}: {names[name]} holds {whole.dtype}, not floating-point numbers; a quantized model must "
-                "be saved in floating point first"
-            )
+            raise InputError(f"{where}: {names[name]} holds {whole.dtype}; save a quantized model in floating point")
         for row, target in of_tensor:
             number, pieces = row.piece
             value = np.split(whole, pieces)[number]
@@ -193,10 +186,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Where) -> Non
     """
     tokens = tokenizer.vocab_size
     if not 0 <= vocab_size - tokens < 128:
-        raise InputError(
-            f"{where}: the vocabulary has {tokens} tokens and the table of words {vocab_size} rows; take both from one "
-            "place" + ("" if tokens > vocab_size else ", or add the missing tokens, one a line, in their order")
-        )
+        two = f"the vocabulary has {tokens} tokens and the table of words {vocab_size} rows"
+        raise InputError(f"{where}: {two}; take both from one place")
 
 
 def find_not_finite(params: Params, where: Where) -> list[str]:
@@ -242,14 +233,11 @@ def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Wh
         for name, there in names.items()
         if name not in used and not any(re.fullmatch(pattern, name) for pattern in IGNORED[form])
     )
-    problems = [f"lacks {len(missing)} tensors of this model: {_listed(missing)}"] if missing else []
-    problems += (
-        [f"holds {len(unknown)} tensors that this model has no place for: {_listed(unknown)}"] if unknown else []
-    )
-    if problems:
-        raise InputError(
-            f"{where} {' and '.join(problems)}; it is another kind of model, or its configuration is not its own"
-        )
+    if missing or unknown:
+        lacks = f"lacks {len(missing)} tensors of this model: {_listed(missing)}"
+        more = f"holds {len(unknown)} tensors that this model has no place for: {_listed(unknown)}"
+        problems = " and ".join([lacks] * bool(missing) + [more] * bool(unknown))
+        raise InputError(f"{where} {problems}; it is another kind of model, or its configuration is not its own")
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

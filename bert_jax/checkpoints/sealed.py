@@ -72,9 +72,7 @@ def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
             if path.is_file() and path != directory / SEAL
         }
     if not files:
-        raise InputError(
-            f"{directory} has no file to seal, so something else moved it; let one run alone use its workdir"
-        )
+        raise InputError(f"{directory} has no file to seal: something else moved it; let one run alone use its workdir")
     if isinstance(directory, Path):
         for path in (directory.parent, directory, *directory.rglob("*")):
             sync(path)
@@ -265,6 +263,4 @@ def read_newest(directory: Place, read: Callable[[Place], Read]) -> tuple[Read, 
             continue
         if (path / SEAL).exists():  # checkpoints are renamed before they are deleted, so the read was complete
             return result, passed_over
-    raise InputError(
-        f"checkpoints of {directory} are deleted faster than they are read; try again when the run is over"
-    )
+    raise InputError(f"checkpoints of {directory} are deleted while they are read; try again when the run is over")

@@ -125,17 +125,13 @@ def _folders(home: Folder, of_model: Folder, is_reranker: bool) -> dict[str, Fol
             odd = own[1] if own else shown(module.get("type"))
             raise InputError(f"{path} has the module {odd}, which cannot be computed here; {_ALONE}")
         if place not in ("", ".") and not schema.file_name.fits(place):
-            raise InputError(
-                f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory; correct it"
-            )
+            raise InputError(f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory")
         places.append((own[1], place))
     kinds = [kind for kind, _ in places if kind != "Dropout"]  # which does nothing after training
     if kinds[:1] == ["Transformer"]:
         inner = home.inside(places[0][1])
         if not (inner is of_model or (inner.names and os.path.samefile(inner.path, of_model.path))):
-            raise InputError(
-                f"{path} has its Transformer in {inner.path}, not here; give that folder, or correct the path"
-            )
+            raise InputError(f"{path} has its Transformer in {inner.path}, not here; give that folder")
     if kinds == ["Transformer"] and is_reranker:
         return {}
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
@@ -312,10 +308,8 @@ def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
     tensors, size = read_tensors(folder), about.get("out_features")
     shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
-        raise InputError(
-            f"{folder.path} has other tensors than {' and '.join(shapes)} of {shown(size)} outputs, as {where.name} "
-            "asks for; copy both again"
-        )
+        wanted = f"{' and '.join(shapes)} of {shown(size)} outputs"
+        raise InputError(f"{folder.path} has other tensors than {wanted}, as {where.name} asks for; copy both again")
     weight = tensors["linear.weight"]
     settings: dict[str, Any] = {"projection_size": len(weight), "projection_activation": names[activation]}
     parts = {"kernel": weight.T, "bias": tensors.get("linear.bias", np.zeros(len(weight)))}

@@ -175,10 +175,8 @@ class Checkpoints:
             return
         free = shutil.disk_usage(self.directory).free
         if this_job().any_process("disk is full", free < needed):  # Orbax would fill the disk before it fails
-            raise InputError(
-                f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
-                "free; what was saved before is untouched, so free some space and give the same command again"
-            )
+            room = f"{needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB free"
+            raise InputError(f"no space for a checkpoint of {room}; what was saved is untouched, free some")
         try:
             this_job().all_do(f"write to {self.directory}", self._touch)
         except OSError as error:
@@ -236,10 +234,7 @@ class Checkpoints:
         if failed:
             if failure is not None:
                 raise cannot_write_checkpoint(self.directory, failure) from failure
-            raise InputError(
-                f"another process could not write a checkpoint to {self.directory}; its own message says why; what "
-                "was saved before is untouched"
-            )
+            raise InputError(f"another process could not write a checkpoint to {self.directory}; it says why")
 
     def close(self) -> None:
         """Waits for the last save and closes the directory."""
@@ -264,9 +259,8 @@ class Checkpoints:
         self.wait()
         step, passed_over = this_job().first_does("find a whole checkpoint", self._find_whole)
         if step == _ALL_DAMAGED:
-            raise InputError(
-                "; ".join(passed_over) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
-            )
+            problems = "; ".join(passed_over)
+            raise InputError(f"{problems}; no whole checkpoint is left, so remove {self.directory} to start over")
         if step == _NONE:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
@@ -306,9 +300,7 @@ class Checkpoints:
 
         best = this_job().first_does("find the best checkpoint", find)
         if best == _NONE:
-            raise InputError(
-                f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
-            )
+            raise InputError(f"no checkpoint of {self.directory} has a metric that can be read")
         return best
 
     def restore_at(self, step: int, abstract_state: PyTree) -> PyTree:

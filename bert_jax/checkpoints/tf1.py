@@ -19,6 +19,7 @@ from bert_jax.model.heads.table import head_of
 from bert_jax.model.objective import parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage import files
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.folder import Folder
 from bert_jax.text.tokenizer import Tokenizer
@@ -47,17 +48,15 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     """
     prefix = folder / (checkpoint or find_checkpoint(folder))
     where = folder / _CONFIG_NAME
-    settings = _read_settings(folder)
-    config, notes = _model_config(settings, where)
+    with files.reading(str(where)):
+        settings = folder.json(_CONFIG_NAME)
+        config, notes = _model_config(settings, where)
     tokenizer, casing = _load_tokenizer(folder)
     check_vocabulary(tokenizer, config.vocab_size, where)
     folder.large(index_path(prefix).name)
     bundle = Bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
-        raise InputError(
-            f"{index_path(prefix)} is a checkpoint of TensorFlow 2's objects, whose tensors have other names; give one"
-            " of Google's TensorFlow 1 code, or the model in Hugging Face's format"
-        )
+        raise InputError(f"{index_path(prefix)} is of TensorFlow 2's objects; give one of Google's TensorFlow 1 code")
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
     notes += find_not_finite(params, index_path(prefix))
@@ -65,7 +64,7 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     task = head_of(str(ours.get("task", "")), present).name
     labels = tuple(map(str, ours.get("labels", ())))
     if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
-        raise InputError(f"{where} names {len(labels)} classes, and the classifier has another number; remove labels")
+        raise InputError(f"{where}: labels are {len(labels)}, and the classifier has others; remove labels")
     return Imported(config, params, tokenizer, task, labels, (*notes, *casing))
 
 
@@ -85,19 +84,6 @@ def find_checkpoint(folder: Folder) -> str:
     return newest
 
 
-def _read_settings(folder: Folder) -> JsonObject:
-    where = folder / _CONFIG_NAME
-    if _CONFIG_NAME not in folder:
-        raise InputError(
-            f"{where} does not exist; copy the {_CONFIG_NAME} and {_VOCAB_NAME} that the model was trained with there"
-        )
-    settings = folder.json(_CONFIG_NAME)
-    ours = settings.get(_OURS, {}) if isinstance(settings, dict) else None
-    if not isinstance(ours, dict) or not isinstance(ours.get("labels", []), list):
-        raise InputError(f"{where} does not hold the settings of a BERT; copy the one that the model was trained with")
-    return settings
-
-
 def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[str]]:
     """Returns the model that a configuration of Google's describes, and lines that the user should see.
 
@@ -105,11 +91,9 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
     """
     values: JsonObject = {"type_vocab_size": _USUAL_TYPES}
     values |= {name: settings[theirs] for name, theirs in _SETTINGS.items() if theirs in settings}
-    if values.get("vocab_size") is None:
-        raise InputError(f"{where} has no vocab_size; it is no {_CONFIG_NAME} of a BERT")
     given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []
     if not isinstance(given, str) or given.lower() != "gelu":
-        raise InputError(f"{where}: hidden_act is {shown(given)}, which this BERT cannot compute; it can with gelu")
+        raise InputError(f"{where}: hidden_act is {shown(given)}; it can be gelu")
     if "activation" not in ours:
         notes.append(
             f"{where.name}: gelu is the tanh form, as in Google's code since 2019-02-07; of a model trained with older"
@@ -122,18 +106,13 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
     unknown = [key for key in settings if key not in known and not re.fullmatch(_IDLE, key)]
     if unknown:
         notes.append(f"{where.name}: {', '.join(unknown)} is nothing that Google's BERT reads, and is not used")
-    try:
-        config = from_dict(ModelConfig, values, "model")
-        config.validate()
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+    config = from_dict(ModelConfig, values, "model")
+    config.validate()
     return config, notes
 
 
 def _load_tokenizer(folder: Folder) -> tuple[Tokenizer, list[str]]:
     """Returns the tokenizer of a directory, and lines that the user should see."""
-    if _VOCAB_NAME not in folder:
-        raise InputError(f"{folder.path} has no {_VOCAB_NAME}; copy the one that the model was trained with there")
     if "tokenizer_config.json" in folder:
         return read_tokenizer(folder), []
     name = folder.path.resolve().name

@@ -38,11 +38,8 @@ def load_start(config: ResolvedConfig, objective: Objective, tokenizer: Tokenize
 def check_start(config: ResolvedConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
     """Raises: InputError if the model or vocabulary of the run differs from that of the loaded model."""
     if start.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise InputError(
-            f"init_checkpoint {config.init_checkpoint} was made with another vocabulary or casing than "
-            f"{config.data.path}; prepare the corpus with --tokenizer={config.init_checkpoint}, "
-            "or its tokenizer/ if it has one"
-        )
+        other = f"init_checkpoint {config.init_checkpoint} has another vocabulary or casing than {config.data.path}"
+        raise InputError(f"{other}; prepare the corpus with --tokenizer={config.init_checkpoint}")
     changes = [
         f"--config.model.{name}={getattr(start.config, name)}"
         for name in affecting(ModelConfig, "model")  # array shapes do not show all of them

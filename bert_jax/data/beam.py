@@ -34,9 +34,7 @@ try:
     import apache_beam as beam  # pyright: ignore[reportMissingImports]: an extra
     from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
 except ImportError as error:
-    raise InputError(
-        f"Apache Beam cannot be imported ({error}); install it: pip install 'bert_jax[beam]', or use prepare_corpus"
-    ) from None
+    raise InputError(f"Apache Beam cannot be imported ({error}); pip install 'bert_jax[beam]'") from None
 
 _LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
 Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it

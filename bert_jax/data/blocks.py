@@ -71,10 +71,7 @@ class Blocks:
         table: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
             if shard["bytes"] < shard["rows"] * dtype.itemsize:
-                raise InputError(
-                    f"the manifest gives {shard['name']} {shard['bytes']} bytes, too few for {shard['rows']} rows of "
-                    f"{dtype.itemsize}; it is damaged, so copy it again or prepare the text again"
-                )
+                raise InputError(f"the manifest's bytes of {shard['name']} are too few for its rows; prepare it again")
             size = shard.get("blocks", {}).get("rows") or block_rows(dtype)
             table += [(number, first, min(size, shard["rows"] - first)) for first in range(0, shard["rows"], size)]
         # For each block: the number of its shard, its first row there, and its number of rows.

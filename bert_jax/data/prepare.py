@@ -29,6 +29,7 @@ from bert_jax.data.processes import task_runner
 from bert_jax.data.sentences import splitter_version
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
+from bert_jax.settings.rules import MOST_RATE, Section, choice, setting
 from bert_jax.storage import urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer
@@ -44,36 +45,27 @@ _ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
 
 
 @dataclass(frozen=True)
-class PrepareOptions:
+class PrepareOptions(Section):
     """The options that determine the contents of a data set, together with the input and the tokenizer."""
 
-    max_seq_length: int = 128  # tokens of a row, with [CLS] and [SEP]
-    next_sentence: str = "nsp"  # task of sentence B: nsp, sop (ALBERT's sentence order prediction), or none
-    duplicates: int = 10  # passes over the training documents, each cut differently; held-out documents get one
-    short_seq_rate: float = 0.1  # share of documents that are cut into sequences of a random shorter length
-    holdout_rate: float = 0.01  # share of documents or passages to hold out, 2 at least; 0 holds out nothing
+    max_seq_length: int = setting(128, least=8, most=65535)  # tokens of a row, with [CLS] and [SEP]
+    # task of sentence B: nsp, sop (ALBERT's sentence order prediction), or none
+    next_sentence: str = choice("nsp", "sop", "none")
+    # passes over the training documents, each cut differently; held-out documents get one
+    duplicates: int = setting(10, least=1)
+    # share of documents that are cut into sequences of a random shorter length
+    short_seq_rate: float = setting(0.1, most=MOST_RATE)
+    # share of documents or passages to hold out, 2 at least; 0 holds out nothing
+    holdout_rate: float = setting(0.01, most=MOST_RATE)
     shards: int = 0  # shards of the training split; 0 makes one for every 16 M tokens
     seed: int = 0
     language: str = "en"  # language of the sentence splitter, an ISO 639 code
-    pack: int = 1  # most sequences in a row; with 0 or 1 each row has one sequence
+    pack: int = setting(1, most=packing.MAX_PER_ROW)  # most sequences in a row; with 0 or 1 each row has one sequence
 
     def validate(self) -> None:
-        """Raises: InputError if a value breaks its rule."""
-        if not 8 <= self.max_seq_length <= 65535:
-            raise InputError(f"max_seq_length {self.max_seq_length} is not in 8..65535; 128 and 512 are usual")
-        if self.next_sentence not in ("nsp", "sop", "none"):
-            raise InputError(f"next_sentence {self.next_sentence!r} is not known; use nsp, sop or none")
-        if self.duplicates < 1:
-            raise InputError(f"duplicates {self.duplicates} is less than 1; use 1 for one pass over the text")
-        for name in ("short_seq_rate", "holdout_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)} is not in [0, 1); it is a share, such as 0.01")
+        super().validate()
         if not re.fullmatch("[a-z]{2,3}", self.language):
             raise InputError(f"language {self.language!r} is not an ISO 639 code in small letters, such as en or de")
-        if self.shards < 0:
-            raise InputError(f"shards {self.shards} is negative; 0 chooses by the size of the text")
-        if not 0 <= self.pack <= packing.MAX_PER_ROW:
-            raise InputError(f"pack {self.pack} is not in 0..{packing.MAX_PER_ROW}; 3 fills rows of 512 tokens")
 
     def identity(self) -> JsonObject:
         """Returns the options; "pack" only if rows are packed, as in data sets made before packing was added."""
@@ -181,10 +173,8 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
         raise InputError(f"the input holds {contents}, and {rule}; part documents by blank lines, or add text")
     num_heldout = _count_heldout(len(keys), options)
     if len(keys) - num_heldout < least:
-        raise InputError(
-            f"the input holds {len(keys)} different documents, too few to hold out {num_heldout}: each split "
-            f"needs {least}, as {rule}; use --holdout_rate=0 or add text"
-        )
+        held = f"{len(keys)} different documents; to hold out {num_heldout}, each split needs {least}, as {rule}"
+        raise InputError(f"the input holds {held}; use --holdout_rate=0 or add text")
     ranges = []
     for split, split_keys in (("train", keys[num_heldout:]), ("heldout", keys[:num_heldout])):
         inside = documents["tokens"][np.isin(documents["key"], split_keys)]
@@ -192,10 +182,8 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
         if split == "train" and options.shards:
             num_shards = options.shards
             if least * num_shards > len(split_keys):
-                raise InputError(
-                    f"shards {num_shards} is too many for {len(split_keys)} documents: each needs {least}, as {rule}; "
-                    f"use at most {len(split_keys) // least}"
-                )
+                few = f"{len(split_keys)} documents: each needs {least}, as {rule}"
+                raise InputError(f"shards {num_shards} is too many for {few}; use at most {len(split_keys) // least}")
         num_shards = min(num_shards, len(split_keys) // least)
         for index in range(num_shards):
             first, last = (len(split_keys) * number // num_shards for number in (index, index + 1))

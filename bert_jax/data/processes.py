@@ -46,10 +46,8 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
         try:
             yield lambda function, tasks, what: _collect(_as_completed(pool, function, tasks), len(tasks), what)
         except BrokenProcessPool:
-            raise StoppedError(
-                "a worker process was killed, probably for lack of memory; run the command again with fewer workers: "
-                "what is finished is kept"
-            ) from None
+            reason = "a worker process was killed, probably for lack of memory"
+            raise StoppedError(f"{reason}; run it again with fewer workers: what is finished is kept") from None
         except KeyboardInterrupt:
             ours.close()
             raise

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.blocks import BlockSums, RowSource, block_rows
-from bert_jax.errors import InputError, one_line, shown
+from bert_jax.errors import TOO_MANY_FILES, InputError, are_too_many, one_line, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import MANIFEST, Resolved, resolve
@@ -245,11 +245,8 @@ class Dataset:
             raise InputError(f"the data set's own tokenizer cannot be used: {error}") from None
         named = self.manifest["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != named:
-            raise InputError(
-                f"{self.tokenizer_path} is damaged or was replaced: it gives other ids than those of the rows "
-                f"(fingerprint {tokenizer.fingerprint[:12]}, the manifest says {shown(named[:12])}); copy the "
-                "directory again from where the data set came from, or prepare the text again"
-            )
+            ids = f"other ids than the rows (fingerprint {tokenizer.fingerprint[:12]}, not {shown(named[:12])})"
+            raise InputError(f"{self.tokenizer_path} is damaged or was replaced: it gives {ids}; copy it again")
         return tokenizer
 
     @property
@@ -268,10 +265,7 @@ class Dataset:
         """The words of the text that a row stands for, on average. Raises: InputError if the manifest has no count."""
         split = self.manifest["splits"]["train"]
         if not split.get("words"):
-            raise InputError(
-                f"{self.path} does not say how many words its text has; leave checkpoint.keep_words out, or prepare "
-                "the text again with this version"
-            )
+            raise InputError(f"{self.path} does not say how many words its text has; leave checkpoint.keep_words out")
         special = 2 if self.manifest["identity"]["options"].get("next_sentence") == "none" else 3
         tokens = split["fill"] * split["rows"] * self.row_length - special * split["sequences"]
         return split["words"] * tokens / split["tokens"] / split["rows"]
@@ -341,10 +335,8 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
     manifest = _read_manifest(path)
     made_by = manifest["tokenizer"]["fingerprint"]
     if tokenizer_fingerprint and tokenizer_fingerprint != made_by:
-        raise InputError(
-            f"{path} was made with tokenizer {made_by[:12]}, not {tokenizer_fingerprint[:12]}; "
-            f"use the tokenizer in {path / TOKENIZER} or prepare the text again"
-        )
+        made = f"{path} was made with tokenizer {made_by[:12]}, not {tokenizer_fingerprint[:12]}"
+        raise InputError(f"{made}; use the tokenizer in {path / TOKENIZER} or prepare the text again")
     counts = manifest["token_counts"]
     if url:
         urls.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", counts["name"]])
@@ -356,10 +348,7 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
     dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
     token_counts = _load(path / counts["name"])
     if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
-        raise InputError(
-            f"{path / counts['name']} holds {token_counts.shape} of {token_counts.dtype}, not the counts of "
-            f"{vocab_size} tokens; prepare the data set again"
-        )
+        raise InputError(f"{path / counts['name']} does not hold the counts of {vocab_size} tokens; prepare it again")
     return About(url, path, manifest, dtype, token_counts)
 
 
@@ -369,10 +358,8 @@ def _read_manifest(path: Path) -> JsonObject:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")
     if manifest.get("version") != VERSION:
-        raise InputError(
-            f"{path} has format version {shown(manifest.get('version'))}, and this program reads version "
-            f"{VERSION}; prepare the text again"
-        )
+        theirs = shown(manifest.get("version"))
+        raise InputError(f"{path} has format version {theirs}, not {VERSION}; prepare the text again")
     schema.check(manifest, _MANIFEST, path / MANIFEST, "it is damaged, so copy it again or prepare the text again")
     return manifest
 
@@ -383,10 +370,7 @@ def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> LocalRows:
     for shard in split["shards"]:
         records = _load(path / shard["name"])
         if records.dtype != dtype or records.shape != (shard["rows"],):
-            raise InputError(
-                f"{path / shard['name']} holds {records.shape} of {records.dtype}, not ({shard['rows']},) rows of "
-                "the manifest's shape; prepare the data set again"
-            )
+            raise InputError(f"{path / shard['name']} does not hold {shard['rows']} rows; prepare it again")
         shards.append(records.view(np.uint8).reshape(len(records), dtype.itemsize))
     ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
     return LocalRows(dtype=dtype, num_sequences=split["sequences"], shards=tuple(shards), ends=ends)
@@ -397,5 +381,5 @@ def _load(path: Path) -> np.ndarray:
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
-        remedy = files.TOO_MANY_FILES if files.are_too_many(error) else "prepare the data set again"
+        remedy = TOO_MANY_FILES if are_too_many(error) else "prepare the data set again"
         raise InputError(f"{path} is not a .npy file ({one_line(error)[:100]}); {remedy}") from None

@@ -117,9 +117,7 @@ class Job:
             raise failure
         for number, problem in enumerate(problems):
             if problem:
-                raise InputError(
-                    f"{self.name(number)} could not {what}: {problem}; all processes write there, so permit it to all"
-                ) from failure
+                raise InputError(f"{self.name(number)} could not {what}: {problem}; permit it to all") from failure
 
     def check_same(self, what: Mapping[str, object]) -> None:
         """Checks that all processes have the same code and the same values. `what` maps names to values, also nested.
@@ -136,11 +134,8 @@ class Job:
             names = changed_keys(mappings[0], other)
             if names:
                 theirs, ours = (value_at(mapping, names[0]) for mapping in (other, mappings[0]))
-                more = f", and {len(names) - 1} more" if len(names) > 1 else ""
-                raise InputError(
-                    f"{self.name(number)} has {names[0]} {theirs!r}, and {self.name(0)} has {ours!r}{more}; run the "
-                    "same command with the same code and data on all"
-                )
+                both = f"{self.name(number)} has {names[0]} {theirs!r}, and {self.name(0)} has {ours!r}"
+                raise InputError(f"{both}; run the same command with the same code and data on all")
 
     def check_shared(self, directory: Any) -> None:
         """Checks that all processes see the first one's directory and can write there.
@@ -161,17 +156,12 @@ class Job:
             with contextlib.suppress(InputError, OSError):
                 own.unlink(missing_ok=True)
         if "no" in answers:
-            raise InputError(
-                f"{self.name(answers.index('no'))} does not see what {self.name(0)} writes into {directory}; give a "
-                "directory that all processes share"
-            )
+            blind = f"{self.name(answers.index('no'))} does not see what {self.name(0)} writes into {directory}"
+            raise InputError(f"{blind}; give a directory that all processes share")
 
     def _refuse_several(self) -> None:
         if jax.process_count() > 1:
-            raise InputError(
-                f"there are {jax.process_count()} processes, which cannot tell each other what they do; call "
-                "jax.distributed.initialize() before JAX is used"
-            )
+            raise InputError(f"{jax.process_count()} processes need jax.distributed.initialize() before JAX is used")
 
 
 class Several(Job):
@@ -246,10 +236,8 @@ class Several(Job):
         for number, told in self.members.get("waits").items():
             times, _, other = told.partition(" ")
             if number in missing and int(times) > self._times[other]:
-                raise InputError(
-                    f"{self.name(self.index)} waits for {self.name(number)} to agree on {topic!r}, and that one waits "
-                    f"for this one on {other!r}: they do different things; run the same code on all"
-                )
+                waits = f"{self.name(self.index)} waits for {self.name(number)} to agree on {topic!r}"
+                raise InputError(f"{waits}, and that one for this one on {other!r}; run the same code on all")
 
     def _check_alive(self, topic: str, missing: list[int], worked: float) -> float:
         """Returns when each missing process last had work under way, in which it may take as long as its limit.
@@ -263,10 +251,8 @@ class Several(Job):
             if number in doing and silences.get(number, 0) > _LOST_SECONDS:
                 raise self.members.lost(number, silences[number])
         if idle and time.monotonic() - worked > self.agree_seconds:
-            raise InputError(
-                f"{self.name(idle[0])} has not come to agree on {topic!r} within {self.agree_seconds:g} s, and no work "
-                "is under way there; see its own messages, and run the same command on all"
-            )
+            waited = f"to agree on {topic!r} within {self.agree_seconds:g} s, and no work is under way there"
+            raise InputError(f"{self.name(idle[0])} has not come {waited}; see its own messages")
         return worked if idle else time.monotonic()
 
 

@@ -162,10 +162,8 @@ class Members:
     def lost(self, number: int, seconds: float) -> LostProcessError:
         """Returns the error for a process that gives no sign of life."""
         doing = self._beats[number][1].partition(" ")[2]
-        return LostProcessError(
-            f"{self.name(number)} has not been heard of for {seconds:.0f} s{doing and f', last in {doing}'}: it died, "
-            "hangs, or cannot be reached; the same command on all resumes from the last checkpoint"
-        )
+        silent = f"{self.name(number)} has not been heard of for {seconds:.0f} s{doing and f', last in {doing}'}"
+        return LostProcessError(f"{silent}; the same command on all resumes from the last checkpoint")
 
     def _say(self) -> None:
         """Reports what this process is doing, with a number that grows."""

@@ -77,10 +77,8 @@ def make_mesh(config: MeshConfig, devices: Devices | None = None) -> Mesh:
     if told not in (1, slices):
         raise InputError(f"mesh.dcn {slices} is not the {told} slices that the devices form; 0 takes these")
     if sizes["data"] % slices:
-        raise InputError(
-            f"mesh.data {sizes['data']} is not divisible by the {slices} slices: fsdp and tensor stay within one; "
-            f"use mesh.data={nearest_multiples(sizes['data'], slices).replace(' or ', ' or mesh.data=')}"
-        )
+        near = nearest_multiples(sizes["data"], slices)
+        raise InputError(f"mesh.data {sizes['data']} is not divisible by the {slices} slices; use {near}")
     if told == 1:  # in the order of the devices, so that each requested slice is a contiguous range of them
         return jax.make_mesh(tuple(sizes.values()), axes, axis_types=types, devices=devices)
     of_slice = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
@@ -103,10 +101,8 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     known = math.prod(size for size in sizes.values() if size != -1)
     filled = {axis: num_devices // max(known, 1) if size == -1 else size for axis, size in sizes.items()}
     if min(filled.values()) < 1 or math.prod(filled.values()) != num_devices:
-        raise InputError(
-            f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes.values()))} does not fit {num_devices} devices; "
-            "their product must be the number of devices (one size may be -1, for all that are left)"
-        )
+        product = " x ".join(map(str, sizes.values()))
+        raise InputError(f"mesh data x fsdp x tensor = {product} does not fit {num_devices} devices")
     return filled
 
 
@@ -134,9 +130,7 @@ def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tup
         ("model.embedding_size", model.embedding_width, "fsdp"),
     ):
         if size % mesh.shape[axis]:
-            raise InputError(
-                f"{name} {size} is not divisible by mesh.{axis} {mesh.shape[axis]}; use a smaller mesh.{axis}"
-            )
+            raise InputError(f"{name} {size} is not divisible by mesh.{axis} {mesh.shape[axis]}; use a smaller one")
 
 
 def path_name(path: KeyPath) -> str:

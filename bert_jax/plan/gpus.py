@@ -54,10 +54,8 @@ def gpu_devices(topology: str, num_gpus: int) -> Sequence[Any]:
     family = topology.partition(":")[0]
     hosts, rest = divmod(num_gpus, GPUS_PER_HOST)
     if hosts and rest:
-        raise InputError(
-            f"topology {topology!r} does not fill hosts of {GPUS_PER_HOST} GPUs; "
-            f"use {family}:{hosts * GPUS_PER_HOST} or {family}:{(hosts + 1) * GPUS_PER_HOST}"
-        )
+        whole = f"{family}:{hosts * GPUS_PER_HOST} or {family}:{(hosts + 1) * GPUS_PER_HOST}"
+        raise InputError(f"topology {topology!r} does not fill hosts of {GPUS_PER_HOST} GPUs; use {whole}")
     sizes = f"1x{hosts}x{GPUS_PER_HOST}" if num_gpus > GPUS_PER_HOST else f"1x1x{num_gpus}"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it warns that there is no GPU, several times
     try:
@@ -66,10 +64,8 @@ def gpu_devices(topology: str, num_gpus: int) -> Sequence[Any]:
         )
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError, RuntimeError) as error:
         reason = re.sub(r"\s+", " ", str(error))[:200]
-        raise InputError(
-            f"XLA's GPU compiler ({compiler_version()}) cannot be used here: {reason}; install the version of jaxlib "
-            f"{importlib.metadata.version('jaxlib')}: pip install 'bert_jax[gpu-plan]'"
-        ) from None
+        fix = f"install that of jaxlib {importlib.metadata.version('jaxlib')}: pip install 'bert_jax[gpu-plan]'"
+        raise InputError(f"XLA's GPU compiler ({compiler_version()}) cannot be used here: {reason}; {fix}") from None
     assert len(description.devices) == num_gpus, f"{len(description.devices)} devices of {topology}"
     return description.devices
 

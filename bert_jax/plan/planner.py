@@ -120,9 +120,7 @@ def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan
     check_no_teacher(config.teacher)
     row = row_of(config) if row is None else row
     if (row_length := _batch(row).token_ids.shape[1]) > config.model.max_positions:
-        raise InputError(
-            f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}; plan shorter rows"
-        )
+        raise InputError(f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}")
     return _plan_by_compiler(config, topology, row, *planned_devices(topology, config.mesh.dcn))
 
 
@@ -138,10 +136,7 @@ def planned_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]
         raise _unknown(topology)
     version = compiler_version()
     if not version:
-        raise InputError(
-            f"XLA's GPU compiler is not installed, and topology {topology!r} is planned by it; pip install "
-            "'bert_jax[gpu-plan]' (it needs no GPU and no CUDA)"
-        )
+        raise InputError(f"topology {topology!r} needs XLA's GPU compiler; pip install 'bert_jax[gpu-plan]'")
     return gpu_devices(topology, int(size)), f"XLA, {version}"
 
 
@@ -261,10 +256,7 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
         import libtpu  # pyright: ignore[reportMissingImports]
         from jax.experimental import topologies
     except ImportError:
-        raise InputError(
-            "libtpu is not installed, and TPU topologies are planned by its compiler; pip install 'bert_jax[tpu]' "
-            "(on Linux, x86; it needs no TPU)"
-        ) from None
+        raise InputError("TPU topologies need libtpu; pip install 'bert_jax[tpu]' (on Linux, x86)") from None
     # libtpu must not query the metadata server of a TPU host, and two planners may run at once.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")

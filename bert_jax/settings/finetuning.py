@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError, shown
-from bert_jax.settings.model import MOST_ROWS, ModelConfig
+from bert_jax.settings.model import MOST_DROPOUT, MOST_ROWS, ModelConfig
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     EvalConfig,
@@ -17,43 +17,37 @@ from bert_jax.settings.pretraining import (
     OptimizerConfig,
     ReportConfig,
     TeacherConfig,
+    check_microbatches,
 )
 from bert_jax.settings.rules import (
+    ABOVE_0,
     MOST_BATCH,
+    MOST_FLOAT,
+    MOST_RATE,
     MOST_STEPS_PER_CALL,
-    check_choice,
-    check_not_negative,
-    check_numbers,
-    check_positive,
-    check_rates,
-    check_sections,
-    nearest_multiples,
+    Section,
+    check_types,
+    choice,
     numbers_above_0,
     setting,
 )
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(Section):
     """A probe trained on the features of an encoder (paper, section 5.3), instead of the usual head."""
 
-    features: str = ""  # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
-    kind: str = "bilstm"  # model on top of the features: "bilstm", or "linear" for a classifier alone
-    num_layers: int = 2  # layers of the BiLSTM
-    hidden_size: int = 768  # width of the BiLSTM, in each direction
+    # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
+    features: str = choice("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
+    kind: str = choice("bilstm", "linear")  # model on top of the features: "bilstm", or "linear" for a classifier alone
+    num_layers: int = setting(2, least=1, most=100)  # layers of the BiLSTM
+    hidden_size: int = setting(768, least=1, most=MOST_ROWS)  # width of the BiLSTM, in each direction
     train_encoder: bool = False  # train the encoder too (paper, Table 5, + BiLSTM); if not, it stays frozen
 
     def validate(self) -> None:
-        check_numbers(self)
-        features = ("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
-        check_choice(self, "features", features)
-        check_choice(self, "kind", ("bilstm", "linear"))
-        check_positive(self, "num_layers", most=100)  # each is compiled; the paper has 2
-        check_positive(self, "hidden_size", most=MOST_ROWS)
+        super().validate()
         if self.train_encoder and not self.features:
-            raise InputError(
-                "task.probe.train_encoder without task.probe.features; name the features, or fine-tune without a probe"
-            )
+            raise InputError("task.probe.train_encoder needs task.probe.features, which says what a probe reads")
 
 
 def numbers_of(text: str, name: str) -> tuple[float, ...]:
@@ -71,16 +65,18 @@ POOLINGS = ("mean", "cls", "last", "max", "sqrt", "weighted")
 
 
 @dataclass(frozen=True)
-class EmbeddingConfig:
+class EmbeddingConfig(Section):
     """How a text becomes a vector, and what is learnt of vectors."""
 
     # of the last layer: "mean" of the tokens, "cls" the first, "last" the last, "max" the largest numbers, "sqrt" the
     # sum over the root of the count, "weighted" the mean by place; several with commas stand side by side; "" is mean
     pooling: str = ""
-    projection_size: int = 0  # numbers of a vector after a dense layer; 0 has no such layer
-    projection_activation: str = "tanh"  # of that layer, "tanh", "relu", "gelu" or "none"
+    projection_size: int = setting(0, most=MOST_ROWS)  # numbers of a vector after a dense layer; 0 has no such layer
+    # of that layer, "tanh", "relu", "gelu" or "none"
+    projection_activation: str = choice("tanh", "relu", "gelu", "none")
     normalize: bool = True  # vectors have length 1
-    kept_dimensions: int = 0  # leading numbers of a vector that are kept, after that; 0 keeps all
+    # leading numbers of a vector that are kept, after that; 0 keeps all
+    kept_dimensions: int = setting(0, most=MOST_ROWS)
     query_prompt: str = ""  # written before an anchor or query, and before both texts of a graded pair
     passage_prompt: str = ""  # written before what is found: positives and negatives
     other_prompts: str = ""  # prompts by other names, as JSON: {"clustering": "cluster: "}
@@ -90,27 +86,22 @@ class EmbeddingConfig:
     negative_columns: str = ""  # columns of hard negatives, separated by commas; "" takes the usual names
     # "infonce" (in-batch negatives), "triplet" (hard negatives alone), "cosent" or "cosine" (graded pairs); "" takes
     # infonce, or cosent for graded pairs
-    loss: str = ""
-    temperature: float = 0.05  # infonce, cosent: cosines are divided by it
+    loss: str = choice("", "infonce", "triplet", "cosent", "cosine")
+    temperature: float = setting(0.05, least=1e-5, most=1e15)  # infonce, cosent: cosines are divided by it
     both_directions: bool = False  # infonce: anchors are found by their positives too
-    margin: float = 1.0  # triplet: how much farther than the positive a negative is to be
-    best_score: float = 1.0  # cosine: the score of texts that say the same; scores are divided by it
+    # triplet: how much farther than the positive a negative is to be
+    margin: float = setting(1.0, least=1e-15, most=1e15)
+    # cosine: the score of texts that say the same; scores are divided by it
+    best_score: float = setting(1.0, least=1e-15, most=1e15)
     dimensions: str = ""  # Matryoshka: leading dimensions that have the loss too, such as 64,128
 
     def validate(self) -> None:
-        check_numbers(self)
+        super().validate()
         if unknown := [name for name in self.poolings() if name not in POOLINGS]:
             raise InputError(f"embedding.pooling {unknown[0]!r} is unknown; use some of {', '.join(POOLINGS)}")
-        check_choice(self, "projection_activation", ("tanh", "relu", "gelu", "none"))
-        check_choice(self, "loss", ("", "infonce", "triplet", "cosent", "cosine"))
-        check_not_negative(self, "projection_size kept_dimensions", most=MOST_ROWS)
         if self.default_prompt not in ("", *self.prompts()):
-            raise InputError(
-                f"embedding.default_prompt {self.default_prompt!r} names no prompt; use {', '.join(self.prompts())}"
-            )
-        for name, least in (("temperature", 1e-5), ("margin", 1e-15), ("best_score", 1e-15)):  # in float32, squared too
-            if not least <= getattr(self, name) <= 1e15:
-                raise InputError(f"embedding.{name} {getattr(self, name)} is not in {least:g}..1e15; use like 0.05")
+            names = ", ".join(self.prompts())
+            raise InputError(f"embedding.default_prompt {self.default_prompt!r} is not one of {names}")
         self.sizes()
 
     def poolings(self) -> list[str]:
@@ -124,10 +115,8 @@ class EmbeddingConfig:
         except (ValueError, RecursionError):
             others = None
         if not isinstance(others, dict) or not all(isinstance(text, str) for text in others.values()):
-            raise InputError(
-                f"embedding.other_prompts {shown(self.other_prompts)} is not an object of texts; write like "
-                '{"clustering": "cluster: "}'
-            )
+            example = '{"clustering": "cluster: "}'
+            raise InputError(f"embedding.other_prompts {shown(self.other_prompts)} is not an object such as {example}")
         return others | {"query": self.query_prompt, "passage": self.passage_prompt, "document": self.passage_prompt}
 
     def vector_size(self, hidden_size: int) -> int:
@@ -144,7 +133,7 @@ class EmbeddingConfig:
 
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Section):
     """The task. A fine-tuned model is saved with these settings, and uses them to predict."""
 
     # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression multilabel squad1 squad2 choice ner
@@ -159,8 +148,9 @@ class TaskConfig:
     second_text_column: str = ""  # column of the second text of a pair
     # regression: what `predict` makes of the number, "" nothing, or "sigmoid", "tanh", "relu", as rerankers of
     # sentence-transformers name it; training has the number itself
-    activation: str = ""
-    num_texts: int = 0  # classification, regression, multilabel: 1, or 2 for pairs; 0 takes what the training data have
+    activation: str = choice("", "sigmoid", "tanh", "relu")
+    # classification, regression, multilabel: 1, or 2 for pairs; 0 takes what the training data have
+    num_texts: int = setting(0, most=2)
     label_column: str = ""  # column of the label; of files in columns (ner) its number, "" takes the last
     labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
     label_separator: str = ","  # multilabel: what parts the labels of a text in one column; lists need none
@@ -168,71 +158,63 @@ class TaskConfig:
     thresholds: str = ""
     # classification: what the examples of each class weigh in the loss, as in "1,4.5", or "balanced"; "" is 1
     class_weights: str = ""
-    label_smoothing: float = 0.0  # classification: share of a label that is given to all classes alike, in training
+    # classification: share of a label that is given to all classes alike, in training
+    label_smoothing: float = setting(0.0, most=MOST_RATE)
     metric: str = ""  # metric that selects the best checkpoint; "" takes the task's
     document_context: bool = False  # ner: fill each row with surrounding sentences, without labels (paper, 5.3)
-    doc_stride: int = 128  # squad: tokens from the start of a window to the start of the next
-    max_query_length: int = 64  # squad: longest question, in tokens; the rest is cut off
-    max_answer_length: int = 30  # squad: longest answer, in tokens
-    num_best: int = 20  # squad: number of best starts and of best ends that are combined into spans
-    null_threshold: float = 0.0  # squad2: no answer if null score - best span score is above this; chosen on dev
+    doc_stride: int = setting(128, least=1)  # squad: tokens from the start of a window to the start of the next
+    max_query_length: int = setting(64, least=1)  # squad: longest question, in tokens; the rest is cut off
+    max_answer_length: int = setting(30, least=1)  # squad: longest answer, in tokens
+    num_best: int = setting(20, least=1)  # squad: number of best starts and of best ends that are combined into spans
+    # squad2: no answer if null score - best span score is above this; chosen on dev
+    null_threshold: float = setting(0.0, least=-MOST_FLOAT)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def validate(self) -> None:
-        check_numbers(self)
-        self.embedding.validate()
-        check_not_negative(self, "max_seq_length")
-        if self.name != "embeddings":
-            check_positive(self, "max_seq_length")
-        check_positive(self, "doc_stride max_query_length max_answer_length num_best")
-        self.probe.validate()
-        check_rates(self, "label_smoothing")
+        super().validate()
+        if self.name != "embeddings" and not self.max_seq_length:
+            raise InputError("task.max_seq_length is 0; give the tokens of a row, such as 128")
         if not self.label_separator:
             raise InputError("task.label_separator is empty; give what parts labels, such as , or |")
-        check_choice(self, "activation", ("", "sigmoid", "tanh", "relu"))
         numbers_of(self.thresholds, "task.thresholds")
         if self.class_weights != "balanced":
             numbers_of(self.class_weights, "task.class_weights")
-        if self.num_texts not in (0, 1, 2):
-            raise InputError(f"task.num_texts {self.num_texts} is not 1, nor 2 for pairs; 0 takes what the data have")
         if not self.name:
             raise InputError("task.name is empty; give a task, such as --config=finetune:sst2")
 
 
 @dataclass(frozen=True)
-class FinetuneModelConfig:
+class FinetuneModelConfig(Section):
     """Settings of the pre-trained model that fine-tuning may change."""
 
-    hidden_dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
-    compute_dtype: str = "float32"
-    matmul_precision: str = "default"  # "default" or "highest", as in pre-training
-    attention: str = "plain"  # "plain" or "fused", as in pre-training
-    remat: str = setting("none", "work")
+    hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
+    attention_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
+    compute_dtype: str = choice("float32", "bfloat16")
+    matmul_precision: str = choice("default", "highest")  # "default" or "highest", as in pre-training
+    attention: str = choice("plain", "fused")  # "plain" or "fused", as in pre-training
+    remat: str = choice("none", "dots", "full", affects="work")
     unroll: int = setting(0, "work")
 
     def validate(self) -> None:
-        check_numbers(self)
+        super().validate()
         dataclasses.replace(ModelConfig(), **dataclasses.asdict(self)).validate()
 
 
 @dataclass(frozen=True)
-class FinetuneDataConfig:
+class FinetuneDataConfig(Section):
     """The data of the task: a directory or file in the task's format, or tfds:NAME."""
 
     source: str = setting("", "place")
     path: str = setting("", "place")  # another name for source
-    batch_size: int = 32  # examples (squad: windows) of the global batch
+    batch_size: int = setting(32, least=1, most=MOST_BATCH)  # examples (squad: windows) of the global batch
     seed: int = 0  # random seed of the order of the examples
-    pack: str = "auto"  # several examples per row, in random batches: "on", "off", or "auto" (if it takes fewer FLOPs)
+    # several examples per row, in random batches: "on", "off", or "auto" (if it takes fewer FLOPs)
+    pack: str = choice("auto", "on", "off")
     bucket: bool = True  # if batches are not packed: group examples of similar length, to save padding
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_positive(self, "batch_size", most=MOST_BATCH)
-        check_not_negative(self, "seed")
-        check_choice(self, "pack", ("auto", "on", "off"))
+        super().validate()
         if not self.source and not self.path:
             raise InputError("data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME")
         if self.source and self.path and self.source != self.path:
@@ -240,33 +222,23 @@ class FinetuneDataConfig:
 
 
 @dataclass(frozen=True)
-class FinetuneTrainConfig:
+class FinetuneTrainConfig(Section):
     """The length of training, and how a step is computed."""
 
-    num_epochs: float = setting(3.0, "end")
+    num_epochs: float = setting(3.0, "end", least=ABOVE_0, most=1e6)
     # evaluations without a better one after which the run ends; 0 goes on. The learning rate is that of num_epochs all
     # the same, so it is not yet 0 then
     patience: int = setting(0, "end")
-    accumulate: int = setting(1, "work")
+    accumulate: int = setting(1, "work", least=1)
     hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
     # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
-    steps_per_call: int = setting(1, "work")
+    steps_per_call: int = setting(1, "work", least=1, most=MOST_STEPS_PER_CALL)
     seed: int = 0  # random seed of the new head's parameters and of dropout
-
-    def validate(self) -> None:
-        check_numbers(self)
-        check_positive(self, "accumulate")
-        check_positive(self, "steps_per_call", most=MOST_STEPS_PER_CALL)
-        check_not_negative(self, "hang_seconds patience")
-        if not 0 < self.num_epochs <= 1e6:
-            raise InputError(
-                f"train.num_epochs {self.num_epochs} is not above 0 and 1,000,000 at most; the paper trains for 2 to 4"
-            )
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(Section):
     """A grid of runs in one command. The model of the best run is kept."""
 
     # number of seeds: N runs with train.seed and data.seed 0 .. N - 1; 0 is one run with the given seeds
@@ -274,8 +246,7 @@ class SweepConfig:
     learning_rates: str = ""  # learning rates of the grid, separated by commas; "" takes optimizer.learning_rate
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_not_negative(self, "seeds", most=10_000)
+        super().validate()
         self.rates()
 
     @property
@@ -289,7 +260,7 @@ class SweepConfig:
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneConfig(Section):
     """A fine-tuning run."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -318,32 +289,17 @@ class FinetuneConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
-        check_sections(self)
-        for name in ("class_weights", "label_smoothing"):
-            # they change nothing elsewhere
-            others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
-            if getattr(self.task, name) and self.task.name in others:
-                raise InputError(
-                    f"task.{name} {getattr(self.task, name)} is for texts of one class each, and task.name is "
-                    f"{self.task.name}; leave it out"
-                )
+        check_types(self)
+        super().validate()
+        others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
+        if (self.task.class_weights or self.task.label_smoothing) and self.task.name in others:  # nothing would change
+            raise InputError("task.class_weights and label_smoothing are for texts of one class each; leave them out")
         if self.checkpoint.keep_words:
             raise InputError("checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every")
         if not self.init_checkpoint:
-            raise InputError(
-                "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model in any format"
-            )
+            raise InputError("init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model")
         if self.data.pack == "on" and self.task.probe.features and self.task.probe.kind == "bilstm":
-            raise InputError(
-                "data.pack on with task.probe.kind bilstm: a BiLSTM would run from one example of a row into the next; "
-                "use data.pack=off, or task.probe.kind=linear"
-            )
+            raise InputError("a BiLSTM would run from one example of a row into the next; set data.pack=off")
         if self.task.name == "embeddings" and self.data.batch_size == 1 and self.task.embedding.loss in ("", "infonce"):
-            raise InputError(
-                "data.batch_size 1 has no other example, and so nothing that an anchor is told apart from; use like 128"
-            )
-        if self.data.batch_size % self.train.accumulate:
-            raise InputError(
-                f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
-                f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
-            )
+            raise InputError("data.batch_size 1 has nothing that an anchor is told apart from; use more, such as 128")
+        check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)

@@ -3,19 +3,11 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError
 from bert_jax.settings.relatives import BLOCKS, RELATIVES, Block
-from bert_jax.settings.rules import (
-    check_choice,
-    check_not_negative,
-    check_numbers,
-    check_positive,
-    check_rates,
-    nearest_multiples,
-    setting,
-    suggest,
-)
+from bert_jax.settings.rules import ABOVE_0, Section, choice, nearest_multiples, setting, suggest
 
 MOST_DROPOUT = 0.9999  # dropout compares 16 random bits with the rate; at higher rates it would drop everything
 # Layers that `ModelConfig.unroll` = 0 unrolls: what one core compiles within five minutes. A CPU has no such bound.
@@ -23,60 +15,68 @@ MOST_UNROLLED = {"tpu": 12, "gpu": 24}
 MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in use, and JAX can still index it
 
 
+def _count(default: int, least: int = 1) -> Any:
+    """Returns the field of a size of the model."""
+    return setting(default, "model", least=least, most=MOST_ROWS)
+
+
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """The shape of a BERT, or of a relative: each option has BERT's value by default.
 
     Source: Devlin et al. 2018, section 3; google-research/bert modeling.py.
     """
 
-    vocab_size: int = setting(0, "model")  # number of tokens; 0 takes the size of the data's tokenizer
-    hidden_size: int = setting(768, "model")
-    num_layers: int = setting(12, "model")
-    num_heads: int = setting(12, "model")
-    intermediate_size: int = setting(3072, "model")
-    max_positions: int = setting(512, "model")
-    type_vocab_size: int = setting(2, "model")
+    vocab_size: int = _count(0, least=0)  # number of tokens; 0 takes the size of the data's tokenizer
+    hidden_size: int = _count(768)
+    num_layers: int = _count(12)
+    num_heads: int = _count(12)
+    intermediate_size: int = _count(3072)
+    max_positions: int = _count(512)
+    type_vocab_size: int = _count(2, least=0)
     # whose heads the model has, one of `BLOCKS`: what stands before a classifier's logits, and names elsewhere
-    family: str = setting("bert", "model")
-    pooling: str = setting("cls", "model")  # what a classifier of sequences reads: "cls", the first token, or "mean"
-    positions: str = setting("learned", "model")  # "learned", "none", or "rotary": queries and keys are turned
-    position_offset: int = setting(0, "model")  # first row of the learned table that is used; 2 for RoBERTa
-    rotary_theta: float = setting(10_000.0, "model")  # base of the wavelengths of rotary positions
-    local_rotary_theta: float = setting(10_000.0, "model")  # the same in local layers
-    window: int = setting(0, "model")  # tokens to each side that a local layer sees; 0 makes every layer global
-    global_every: int = setting(3, "model")  # with a window, layers 0, n, 2 n, ... are global
+    family: str = choice(*BLOCKS, affects="model")
+    # what a classifier of sequences reads: "cls", the first token, or "mean"
+    pooling: str = choice("cls", "mean", affects="model")
+    # "learned", "none", or "rotary": queries and keys are turned
+    positions: str = choice("learned", "none", "rotary", affects="model")
+    position_offset: int = _count(0, least=0)  # first row of the learned table that is used; 2 for RoBERTa
+    rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)  # base of the wavelengths of rotary positions
+    local_rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)  # the same in local layers
+    window: int = _count(0, least=0)  # tokens to each side that a local layer sees; 0 makes every layer global
+    global_every: int = _count(3)  # with a window, layers 0, n, 2 n, ... are global
     # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized
-    norm: str = setting("after", "model")
+    norm: str = choice("after", "before", affects="model")
     norm_bias: bool = setting(True, "model")  # of all layer norms
     dense_bias: bool = setting(True, "model")  # of all dense layers but classifiers
-    feed_forward: str = setting("plain", "model")  # or "gated": the activation is multiplied by a second product
-    embedding_size: int = setting(0, "model")  # width of the tables, if not hidden_size; a dense layer follows
+    # or "gated": the activation is multiplied by a second product
+    feed_forward: str = choice("plain", "gated", affects="model")
+    embedding_size: int = _count(0, least=0)  # width of the tables, if not hidden_size; a dense layer follows
     # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, or "relu"
-    activation: str = setting("gelu_tanh", "model")
-    hidden_dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
+    activation: str = choice("gelu_tanh", "gelu_exact", "relu", affects="model")
+    hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
+    attention_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     initializer_stddev: float = 0.02
     # "same" for all matrices, or "depth": 1 / sqrt(2 num_layers) of it for the last matrix of a block, and 1 / sqrt(H)
     # for classifiers
-    initializer: str = "same"
-    layer_norm_epsilon: float = setting(1e-12, "model")
-    vocab_multiple: int = setting(128, "model")  # the embedding table is padded with zero rows to a multiple of this
+    initializer: str = choice("same", "depth")
+    layer_norm_epsilon: float = setting(1e-12, "model", least=ABOVE_0, most=1)
+    vocab_multiple: int = _count(128)  # the embedding table is padded with zero rows to a multiple of this
     # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
     # float32.
-    compute_dtype: str = "float32"
+    compute_dtype: str = choice("float32", "bfloat16")
     # "default" multiplies float32 matrices in one bfloat16 pass on TPUs and in TF32 on recent GPUs. "highest" uses
     # float32 throughout, several times as slow there. On a CPU both use float32.
-    matmul_precision: str = "default"
+    matmul_precision: str = choice("default", "highest")
     # "float32" or "bfloat16", the type of the gradients that devices sum. "bfloat16" halves the communication; each
     # gradient is rounded once.
-    gradient_dtype: str = "float32"
+    gradient_dtype: str = choice("float32", "bfloat16")
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
     # attention scores, and computes the same function without the kernel elsewhere. Either way, rows of more than 1,024
     # tokens, and local layers of rows longer than three windows, are computed in blocks: no whole scores are stored.
-    attention: str = "plain"
+    attention: str = choice("plain", "fused")
     # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    remat: str = setting("none", "work")
+    remat: str = choice("none", "dots", "full", affects="work")
     # Layers per iteration of the scan. Unrolling all layers moves fewer bytes, but takes longer to compile.
     # 0 takes all, on a TPU up to 12 layers and on a GPU up to 24; for more, and with rematerialization, it takes 1.
     unroll: int = setting(0, "work")
@@ -133,67 +133,20 @@ class ModelConfig:
         return self.hidden_size**-0.5 if self.initializer == "depth" else self.initializer_stddev
 
     def validate(self) -> None:
-        check_positive(
-            self, "hidden_size num_layers num_heads intermediate_size max_positions vocab_multiple global_every"
-        )
-        check_not_negative(self, "unroll type_vocab_size position_offset window embedding_size initializer_stddev")
-        self._check_relatives()
-        for name, value in vars(self).items():
-            if isinstance(value, int) and value > MOST_ROWS:
-                raise InputError(
-                    f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest size; use a smaller one"
-                )
-        check_rates(self, "hidden_dropout_rate attention_dropout_rate", most=MOST_DROPOUT)
-        check_choice(self, "activation", ("gelu_tanh", "gelu_exact", "relu"))
-        check_choice(self, "compute_dtype", ("float32", "bfloat16"))
-        check_choice(self, "gradient_dtype", ("float32", "bfloat16"))
+        super().validate()
+        if self.position_offset and self.positions != "learned":
+            raise InputError(f"model.position_offset {self.position_offset} needs model.positions=learned")
         if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
-            raise InputError(
-                f"model.gradient_dtype bfloat16 is for products in bfloat16, and model.compute_dtype is "
-                f"{self.compute_dtype}; set both to bfloat16, or neither"
-            )
-        check_choice(self, "matmul_precision", ("default", "highest"))
+            raise InputError("model.gradient_dtype bfloat16 needs model.compute_dtype=bfloat16; set both, or neither")
         if self.matmul_precision == "highest" and self.compute_dtype != "float32":
-            raise InputError(
-                f"model.matmul_precision highest is for products of float32, and model.compute_dtype is "
-                f"{self.compute_dtype}; set model.compute_dtype=float32, or model.matmul_precision=default"
-            )
-        check_choice(self, "attention", ("plain", "fused"))
-        check_choice(self, "remat", ("none", "dots", "full"))
+            raise InputError("model.matmul_precision highest needs model.compute_dtype=float32; set both, or neither")
         if self.hidden_size % self.num_heads:
             raise InputError(
                 f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
                 f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
             )
-        if not 0 < self.layer_norm_epsilon < 1:
-            raise InputError(
-                f"model.layer_norm_epsilon {self.layer_norm_epsilon} is not above 0 and below 1; BERT's is 1e-12"
-            )
-        if self.vocab_size < 0:
-            raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
-        check_numbers(self)
-
-    def _check_relatives(self) -> None:
-        """Raises: InputError if an option of BERT's relatives breaks its rule."""
-        check_choice(self, "family", tuple(BLOCKS))
-        check_choice(self, "pooling", ("cls", "mean"))
-        check_choice(self, "positions", ("learned", "none", "rotary"))
-        check_choice(self, "norm", ("after", "before"))
-        check_choice(self, "feed_forward", ("plain", "gated"))
-        check_choice(self, "initializer", ("same", "depth"))
-        if self.position_offset and self.positions != "learned":
-            raise InputError(
-                f"model.position_offset {self.position_offset} is of a learned table, and model.positions is "
-                f"{self.positions}; set model.position_offset=0"
-            )
         if self.positions == "rotary" and self.head_size % 2:
-            raise InputError(
-                f"model.positions rotary turns pairs, and heads have {self.head_size} numbers (model.hidden_size / "
-                "model.num_heads); use an even number"
-            )
-        for name in ("rotary_theta", "local_rotary_theta"):
-            if not 1 <= getattr(self, name) <= 1e12:
-                raise InputError(f"model.{name} {getattr(self, name)} is not from 1 to 1e12; RoFormer's is 10,000")
+            raise InputError(f"model.positions rotary turns pairs, and heads have {self.head_size} numbers")
 
 
 def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
@@ -202,10 +155,8 @@ def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
     BERT's relatives without types, or with a single one, tell texts apart by the tokens between them.
     """
     if largest >= model.type_vocab_size and (model.family == "bert" or model.type_vocab_size > 1):
-        raise InputError(
-            f"{what} has pairs of texts, and the model has model.type_vocab_size {model.type_vocab_size}, too few to "
-            f"tell them apart; use a model with {largest + 1}, or single texts"
-        )
+        few = f"model.type_vocab_size {model.type_vocab_size}, too few to tell them apart"
+        raise InputError(f"{what} has pairs of texts, and the model has {few}; use a model with {largest + 1}")
 
 
 def _size(layers: int, hidden: int) -> ModelConfig:
@@ -233,7 +184,5 @@ MODEL_SIZES |= {name: dataclasses.replace(MODEL_SIZES[size], **changes) for name
 def model_size(name: str) -> ModelConfig:
     """Returns the model of that name. Raises: InputError with the names there are."""
     if name not in MODEL_SIZES:
-        raise InputError(
-            f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}; sizes: {', '.join(MODEL_SIZES)}"
-        )
+        raise InputError(f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}, but {', '.join(MODEL_SIZES)}")
     return MODEL_SIZES[name]

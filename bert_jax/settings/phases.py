@@ -74,10 +74,10 @@ def check_rows(config: PretrainConfig, row_lengths: Sequence[int]) -> None:
     first, length = config.masking.max_predictions, row_lengths[0]
     for row_length in row_lengths[1:]:
         if row_length != length and first and not config.phase2.max_predictions:
+            share = round(first * row_length / length)
             raise InputError(
-                f"rows of {config.phase2.path} have {row_length} tokens, those of {config.data.path} {length}, and "
-                f"masking.max_predictions is {first} for both; set phase2.max_predictions, to "
-                f"{round(first * row_length / length)} for as large a share, or masking.max_predictions=0"
+                f"rows of {config.phase2.path} have {row_length} tokens, not {length}, and masking.max_predictions is "
+                f"{first} for both; set phase2.max_predictions={share} for as large a share, or both to 0"
             )
 
 
@@ -110,10 +110,8 @@ def revision_steps(config: ResolvedConfig, phases: Sequence[Phase], words_of_row
         read += taken * of_step
     if marks:
         more = math.ceil((marks[-1] - read) / of_step)
-        raise InputError(
-            f"checkpoint.keep_words {marks[-1]:,.0f} is beyond the {read:,.0f} words that the run reads; leave it out, "
-            f"or take {more:,} steps more"
-        )
+        beyond = f"checkpoint.keep_words {marks[-1]:,.0f} is beyond the {read:,.0f} words that the run reads"
+        raise InputError(f"{beyond}; leave it out, or take {more:,} steps more")
     return tuple(steps)
 
 
@@ -129,17 +127,12 @@ def may_change(before: Mapping[str, Values], config: ResolvedConfig, steps_taken
     has_second = bool(before.get("phase2", {}).get("num_steps"))
     if not has_second or steps_taken <= boundary:
         if config.phase2.num_steps and steps_taken > config.train.num_steps:
-            raise InputError(
-                f"the run has taken {steps_taken} steps of its first phase and train.num_steps is "
-                f"{config.train.num_steps}; use {steps_taken} or more, so that the second begins after them"
-            )
+            steps = f"train.num_steps {config.train.num_steps}"
+            raise InputError(f"{steps} is below the {steps_taken} steps of the first phase that the run has taken")
         return (*allowed, "phase2")
     if config.train.num_steps != boundary or not config.phase2.num_steps:
-        raise InputError(
-            f"the second phase has begun after step {boundary}, so train.num_steps {config.train.num_steps} with "
-            f"phase2.num_steps {config.phase2.num_steps} would undo it; keep train.num_steps={boundary}, and set "
-            "phase2.num_steps, 1 or more, for another total"
-        )
+        begun = f"the second phase has begun after step {boundary}"
+        raise InputError(f"{begun}; keep train.num_steps={boundary}, and set phase2.num_steps for another total")
     return tuple(name for name in allowed if name != "train.num_steps")
 
 

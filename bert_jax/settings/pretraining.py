@@ -13,14 +13,13 @@ from typing import NewType
 from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import (
+    ABOVE_0,
     MOST_BATCH,
+    MOST_RATE,
     MOST_STEPS_PER_CALL,
-    check_choice,
-    check_not_negative,
-    check_numbers,
-    check_positive,
-    check_rates,
-    check_sections,
+    Section,
+    check_types,
+    choice,
     nearest_multiples,
     numbers_above_0,
     setting,
@@ -29,53 +28,47 @@ from bert_jax.settings.rules import (
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
     """The training data, a directory made by prepare_corpus."""
 
     path: str = setting("", "place")
-    batch_size: int = 256  # rows of the global batch
+    batch_size: int = setting(256, least=1, most=MOST_BATCH)  # rows of the global batch
     seed: int = 0  # random seed of the order of the rows
     # check the checksum of every shard before the first step, or of each block when it is read
     verify: bool = setting(True, "nothing")
     # "on" reads rows in blocks during training, in an order made for streaming; "off" copies data behind a URL before
     # training; "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0022-streaming.md)
-    stream: str = "auto"
-    streams: int = 256  # maximum number of streams per batch; at least the number of processes that will ever be used
-    window_mb: float = 1024.0  # megabytes of rows that are shuffled together, over all streams
-    cache_gb: float = setting(16.0, "nothing")  # gigabytes of the local disk of each process for streamed rows
+    stream: str = choice("auto", "on", "off")
+    # maximum number of streams per batch; at least the number of processes that will ever be used
+    streams: int = setting(256, least=1)
+    window_mb: float = setting(1024.0, least=ABOVE_0)  # megabytes of rows that are shuffled together, over all streams
+    # gigabytes of the local disk of each process for streamed rows
+    cache_gb: float = setting(16.0, "nothing", least=ABOVE_0)
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_positive(self, "batch_size", most=MOST_BATCH)
-        check_choice(self, "stream", ("auto", "on", "off"))
-        check_positive(self, "streams")
-        for name in ("window_mb", "cache_gb"):
-            if not getattr(self, name) > 0:
-                raise InputError(
-                    f"data.{name} {getattr(self, name)} is not above 0; the default is {getattr(DataConfig, name):g}"
-                )
-        check_not_negative(self, "seed")
+        super().validate()
         if not self.path:
             raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
+class MaskingConfig(Section):
     """How tokens are masked: which are predicted, and what replaces them. Source: paper, section 3.1 and Table 8."""
 
-    rate: float = 0.15  # share of the tokens of a sequence to predict; [CLS] and [SEP] count as tokens
+    rate: float = setting(0.15, most=1)  # share of the tokens of a sequence to predict; [CLS] and [SEP] count as tokens
     # upper limit of predictions per sequence; 0 is as many as the rate asks for, rate x row length rounded up: 20 of
     # 128 tokens and 77 of 512 (the paper has 20 and 80)
     max_predictions: int = 0
-    mask_rate: float = 0.8  # share of the chosen tokens that become [MASK]
-    random_rate: float = 0.1  # share of the chosen tokens that become a random token; the rest are kept
+    mask_rate: float = setting(0.8, most=1)  # share of the chosen tokens that become [MASK]
+    # share of the chosen tokens that become a random token; the rest are kept
+    random_rate: float = setting(0.1, most=1)
     static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
     whole_word: bool = False  # choose all tokens of a word or none; words that exceed the limit are skipped
     # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
-    max_ngram: int = 1
+    max_ngram: int = setting(1, least=1, most=100)
     # share of the rows that are not masked but read from left to right: tokens that would be masked are predicted from
     # the token before them (docs/decisions/0006-what-is-predicted.md)
-    causal_rate: float = 0.0
+    causal_rate: float = setting(0.0, most=MOST_RATE)
     seed: int = 0
 
     def limit(self, row_length: int) -> int:
@@ -87,34 +80,28 @@ class MaskingConfig:
         return min(self.limit(row_length), max(1, round(self.rate * row_length)))
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_rates(self, "rate mask_rate random_rate", most=1.0)
-        check_rates(self, "causal_rate")
-        check_not_negative(self, "max_predictions")
-        check_positive(self, "max_ngram", most=100)  # each more is compiled; ALBERT has 3
+        super().validate()
         if self.max_ngram > 1 and not self.whole_word:
-            raise InputError(
-                f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"
-            )
+            raise InputError(f"masking.max_ngram {self.max_ngram} needs masking.whole_word=True")
         if self.mask_rate + self.random_rate > 1 + 1e-9:
-            raise InputError(
-                f"masking.mask_rate {self.mask_rate} + masking.random_rate {self.random_rate} is above 1; "
-                "the rest of the chosen tokens are kept, so use two shares with a sum of 1 at most"
-            )
+            raise InputError("masking.mask_rate + masking.random_rate is above 1; the rest of the tokens is kept")
+
+
+def check_microbatches(name: str, size: int, pieces: int) -> None:
+    """Raises: InputError if a batch of `size` rows cannot be divided into so many microbatches."""
+    if size % pieces:
+        near = nearest_multiples(size, pieces)
+        raise InputError(f"{name} {size} is not divisible by accumulate {pieces}; use {near}")
 
 
 def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
-    """Raises: InputError if the warm-up rate is not a rate, or if both the rate and the steps are set."""
-    check_rates(section, "warmup_rate")
+    """Raises: InputError if both the rate and the steps of a warm-up are set."""
     if section.warmup_rate and section.warmup_steps:
-        raise InputError(
-            f"{name}.warmup_rate {section.warmup_rate} and {name}.warmup_steps {section.warmup_steps} both set the "
-            f"warm-up; set {name}.warmup_steps=0, or {name}.warmup_rate=0"
-        )
+        raise InputError(f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0")
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """BERT's AdamW, LAMB or StableAdamW, and Google's schedule.
 
     Source: google-research/bert optimization.py; You et al. 2019; Wortsman et al. 2023.
@@ -122,25 +109,30 @@ class OptimizerConfig:
 
     # "adamw"; "lamb" for batches of tens of thousands, to use with bias_correction; or "stable_adamw", which clips the
     # update of each parameter, to use with bias_correction and with clip_norm=0
-    name: str = "adamw"
+    name: str = choice("adamw", "lamb", "stable_adamw")
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
-    warmup_rate: float = 0.0  # warm-up as a share of the run's steps, instead of warmup_steps, which must be 0 then
+    # warm-up as a share of the run's steps, instead of warmup_steps, which must be 0 then
+    warmup_rate: float = setting(0.0, most=MOST_RATE)
     # after warm-up: "linear" decay (`decay_power`), "cosine", or "stable", which falls at the end of the run alone
-    schedule: str = "linear"
+    schedule: str = choice("linear", "cosine", "stable")
     # exponent of the decay: the rate is proportional to (share of the steps that are left) ** decay_power. 1 is linear,
     # 0.5 is that of NVIDIA's LAMB recipe.
     decay_power: float = 1.0
-    decay_rate: float = 0.1  # with schedule=stable: share of the steps in which the rate falls, in the last phase
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
+    # with schedule=stable: share of the steps in which the rate falls, in the last phase
+    decay_rate: float = setting(0.1, most=1)
+    beta1: float = setting(0.9, most=MOST_RATE)
+    beta2: float = setting(0.999, most=MOST_RATE)
+    epsilon: float = setting(1e-6, least=ABOVE_0)
     weight_decay: float = 0.01
     clip_norm: float = 1.0  # largest norm of the gradient of the global batch; 0 disables clipping
     bias_correction: bool = False  # Adam's bias correction; Google's optimizer has none
-    trust_ratio_for: str = "decayed"  # parameters with LAMB's trust ratio: "decayed" (those with weight decay) or "all"
-    state_dtype: str = "float32"  # "float32" or "bfloat16", the type of Adam's first moment; the second stays float32
-    layer_decay: float = 1.0  # ratio of a layer's learning rate to that of the one above; embeddings are below layer 0
+    # parameters with LAMB's trust ratio: "decayed" (those with weight decay) or "all"
+    trust_ratio_for: str = choice("decayed", "all")
+    # "float32" or "bfloat16", the type of Adam's first moment; the second stays float32
+    state_dtype: str = choice("float32", "bfloat16")
+    # ratio of a layer's learning rate to that of the one above; embeddings are below layer 0
+    layer_decay: float = setting(1.0, least=ABOVE_0, most=1)
     freeze_encoder: bool = False  # train only the heads
 
     def warmup_of(self, num_steps: int) -> int:
@@ -148,37 +140,20 @@ class OptimizerConfig:
         return self.warmup_steps or round(self.warmup_rate * num_steps)
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_rates(self, "beta1 beta2")
-        check_choice(self, "name", ("adamw", "lamb", "stable_adamw"))
+        super().validate()
         if self.name == "stable_adamw" and not self.bias_correction:
-            raise InputError(
-                "optimizer.name 'stable_adamw' compares gradients with Adam's corrected moments, and optimizer."
-                "bias_correction is False; set optimizer.bias_correction=True"
-            )
-        check_choice(self, "trust_ratio_for", ("decayed", "all"))
-        check_choice(self, "state_dtype", ("float32", "bfloat16"))
-        check_choice(self, "schedule", ("linear", "cosine", "stable"))
-        check_rates(self, "decay_rate", most=1.0)
+            raise InputError("optimizer.name stable_adamw needs corrected moments; set optimizer.bias_correction=True")
         if self.schedule != "linear" and self.decay_power != 1:
-            raise InputError(
-                f"optimizer.decay_power {self.decay_power} is of optimizer.schedule=linear, and it is {self.schedule}; "
-                "set optimizer.decay_power=1"
-            )
+            raise InputError(f"optimizer.decay_power {self.decay_power} needs optimizer.schedule=linear")
         check_warmup(self, "optimizer")
-        if not 0 < self.layer_decay <= 1:
-            raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")
-        check_not_negative(self, "learning_rate warmup_steps decay_power weight_decay clip_norm", most=1e38)
-        if not self.epsilon > 0:
-            raise InputError(f"optimizer.epsilon {self.epsilon} is not above 0; Google uses 1e-6")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section):
     """The length of training, and how a step is computed."""
 
-    num_steps: int = setting(1_000_000, "end")
-    accumulate: int = setting(1, "work")  # microbatches per step; the result equals that of the whole batch
+    num_steps: int = setting(1_000_000, "end", least=1)
+    accumulate: int = setting(1, "work", least=1)  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
     hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
@@ -186,106 +161,81 @@ class TrainConfig:
     seed: int = 0  # random seed of the initial parameters and of dropout
     # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.
     # Use a divisor of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
-    steps_per_call: int = setting(1, "work")
-
-    def validate(self) -> None:
-        check_numbers(self)
-        check_positive(self, "num_steps accumulate")
-        check_positive(self, "steps_per_call", most=MOST_STEPS_PER_CALL)
-        check_not_negative(self, "hang_seconds")
+    steps_per_call: int = setting(1, "work", least=1, most=MOST_STEPS_PER_CALL)
 
 
 @dataclass(frozen=True)
-class Phase2Config:
+class Phase2Config(Section):
     """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0013-phases.md)."""
 
     num_steps: int = setting(0, "end")  # steps of this phase; 0 disables it, and the settings below are not used
     # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
     path: str = setting("", "place")
-    batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
+    batch_size: int = setting(0, most=MOST_BATCH)  # rows of the global batch; 0 takes data.batch_size
     accumulate: int = setting(0, "work")  # microbatches per step; 0 takes train.accumulate
     # predictions per sequence; 0 takes masking.max_predictions, if that is 0 or rows have the same length
     max_predictions: int = 0
     # "restart" has a warm-up and a decay of its own; "continue" uses the schedule of `optimizer` for both phases
-    schedule: str = "restart"
+    schedule: str = choice("restart", "continue")
     learning_rate: float = 0.0  # learning rate at the start of this phase's decay; 0 takes optimizer.learning_rate
     warmup_steps: int = 0
-    warmup_rate: float = 0.0  # warm-up as a share of this phase's steps, instead of warmup_steps, which must be 0 then
+    # warm-up as a share of this phase's steps, instead of warmup_steps, which must be 0 then
+    warmup_rate: float = setting(0.0, most=MOST_RATE)
     keep_moments: bool = True  # keep the moments of Adam; False starts them at zero
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_not_negative(self, "num_steps accumulate max_predictions learning_rate warmup_steps")
-        check_not_negative(self, "batch_size", most=MOST_BATCH)
+        super().validate()
         check_warmup(self, "phase2")
-        check_choice(self, "schedule", ("restart", "continue"))
         if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
-            raise InputError(
-                "phase2.schedule 'continue' takes rate and warm-up from optimizer; set phase2.learning_rate, "
-                "warmup_steps and warmup_rate to 0, or phase2.schedule=restart"
-            )
+            raise InputError("phase2.schedule continue has no learning_rate or warm-up of its own; set phase2's to 0")
         if self.num_steps and not self.path:
-            raise InputError(
-                f"phase2.path is empty and phase2.num_steps is {self.num_steps}; give --config.phase2.path=DIR, a "
-                "directory made by prepare_corpus, or --config.phase2.num_steps=0 for a run of one phase"
-            )
+            raise InputError("phase2.path is empty; give a directory made by prepare_corpus, or phase2.num_steps=0")
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Section):
     """When to evaluate. Each evaluation uses the whole held-out split."""
 
     every_steps: int = setting(10_000, "end")  # steps between evaluations; 0 evaluates at the end only
-    batch_size: int = setting(0, "work")  # rows of the global evaluation batch; 0 takes those of a microbatch
+    # rows of the global evaluation batch; 0 takes those of a microbatch
+    batch_size: int = setting(0, "work", most=MOST_BATCH)
 
     def rows(self, batch_size: int, accumulate: int) -> int:
         """Returns the rows of an evaluation batch; training splits `batch_size` rows into `accumulate` microbatches."""
         return self.batch_size or batch_size // accumulate
 
-    def validate(self) -> None:
-        check_numbers(self)
-        check_not_negative(self, "every_steps")
-        check_not_negative(self, "batch_size", most=MOST_BATCH)
-
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Section):
     """The number of devices along each axis of the mesh; one axis may be -1, for all remaining devices."""
 
-    data: int = -1  # devices that divide the rows and replicate the parameters
-    fsdp: int = 1  # devices that divide both the rows and the parameters
-    tensor: int = 1  # devices that divide the heads, the feed-forward blocks and the vocabulary
+    data: int = setting(-1, least=-1)  # devices that divide the rows and replicate the parameters
+    fsdp: int = setting(1, least=-1)  # devices that divide both the rows and the parameters
+    tensor: int = setting(1, least=-1)  # devices that divide the heads, the feed-forward blocks and the vocabulary
     # number of slices joined by the data center network (DCN). The data axis is divided over slices, so mesh.data must
     # be a multiple of this. 0 reads the number from the devices.
     dcn: int = 0
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_not_negative(self, "dcn")
+        super().validate()
         sizes = (self.data, self.fsdp, self.tensor)
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise InputError(f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once")
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """When checkpoints are saved, and which are kept."""
 
     every_steps: int = 1_000  # steps between saves; 0 saves at the end only
-    keep_last: int = 2
+    keep_last: int = setting(2, least=2)  # 2 at least: the run resumes from the second if the newest is damaged
     keep_best: int = 1  # number of checkpoints kept for the best held-out loss, besides the last ones; 0 disables
     keep_every: int = 0  # steps between revisions: parameters only, from step 0 on, never deleted; 0 disables
     keep_words: str = ""  # revisions of pre-training after these numbers of words of text too, such as "1e6,2e6,10e6"
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_not_negative(self, "every_steps keep_best keep_every")
+        super().validate()
         self.words()
-        if self.keep_last < 2:
-            raise InputError(
-                f"checkpoint.keep_last {self.keep_last} is below 2; the run resumes from the second newest checkpoint "
-                "if the newest is damaged or half-written, so use 2 or more"
-            )
 
     def words(self) -> tuple[float, ...]:
         """Returns the numbers of words after which revisions are kept, ascending."""
@@ -293,42 +243,32 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class ReportConfig:
+class ReportConfig(Section):
     """Reports of the training run: metrics, the progress bar and profiles."""
 
-    every_steps: int = 100
+    every_steps: int = setting(100, least=1)
     tensorboard: bool = True
-    to: str = ""  # "wandb" sends the metrics to Weights & Biases too
+    to: str = choice("", "wandb")  # "wandb" sends the metrics to Weights & Biases too
     progress: bool = True  # a progress bar, on a terminal only
     # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir profiles the next five
     profile_steps: str = ""
 
     def validate(self) -> None:
-        check_numbers(self)
-        check_positive(self, "every_steps")
-        check_choice(self, "to", ("", "wandb"))
+        super().validate()
         step_range(self.profile_steps)
 
 
 @dataclass(frozen=True)
-class TeacherConfig:
+class TeacherConfig(Section):
     """Trained models whose outputs are learnt beside the labels. Source: Hinton et al. 2015."""
 
     checkpoint: str = ""  # in any format; several, separated by commas, are averaged; "" has none
-    temperature: float = 1.0  # by which the outputs of teacher and student are divided
-    weight: float = 0.5  # of what the teacher says in the loss; 1 leaves out the labels
-
-    def validate(self) -> None:
-        check_numbers(self)
-        if not 1e-3 <= self.temperature <= 1e3 or not 0 < self.weight <= 1:
-            raise InputError(
-                f"teacher.temperature {self.temperature} must be from 0.001 to 1000, and teacher.weight {self.weight} "
-                "above 0 and at most 1; use like 2 and 0.5"
-            )
+    temperature: float = setting(1.0, least=1e-3, most=1e3)  # by which the outputs of teacher and student are divided
+    weight: float = setting(0.5, least=ABOVE_0, most=1)  # of what the teacher says in the loss; 1 leaves out the labels
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
+class PretrainConfig(Section):
     """A pre-training run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -351,38 +291,17 @@ class PretrainConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
-        check_sections(self)
+        check_types(self)
+        super().validate()
         if self.model.causal and self.train.next_sentence:
-            raise InputError(
-                "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees only itself, so it "
-                "cannot predict the next sentence; set train.next_sentence=False"
-            )
-        if self.masking.causal_rate:
-            self._check_causal_rows()
-        if self.data.batch_size % self.train.accumulate:
-            raise InputError(
-                f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
-                f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
-            )
-        size, pieces = self.phase2.batch_size or self.data.batch_size, self.phase2.accumulate or self.train.accumulate
-        if self.phase2.num_steps and size % pieces:
-            raise InputError(
-                f"the second phase's batch_size {size} is not divisible by its accumulate {pieces}; use "
-                f"{nearest_multiples(size, pieces)} for phase2.batch_size, or another phase2.accumulate"
-            )
-
-    def _check_causal_rows(self) -> None:
-        """Raises: InputError if a setting does not go with rows that are read from left to right."""
-        model = self.model
-        for is_set, why in (
-            (model.causal, "model.causal=True reads all rows from left to right; set model.causal=False"),
-            (model.attention == "fused", "model.attention=fused reads all rows alike; set model.attention=plain"),
-            (model.num_local, f"model.window {model.window} reads all rows alike; set model.window=0"),
-            (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
-        ):
-            if is_set:
-                rate = f"masking.causal_rate {self.masking.causal_rate}"
-                raise InputError(f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0")
+            raise InputError("the [CLS] of a model.causal sees only itself; set train.next_sentence=False")
+        alike = self.model.causal or self.model.attention == "fused" or self.model.num_local or self.teacher.checkpoint
+        if self.masking.causal_rate and alike:
+            raise InputError("masking.causal_rate is not for model.causal, model.window, fused attention or a teacher")
+        check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)
+        if self.phase2.num_steps:
+            size, pieces = self.phase2.batch_size, self.phase2.accumulate
+            check_microbatches("phase2.batch_size", size or self.data.batch_size, pieces or self.train.accumulate)
 
 
 ResolvedConfig = NewType("ResolvedConfig", PretrainConfig)  # with the values that follow from the data

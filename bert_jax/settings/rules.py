@@ -6,15 +6,25 @@ import difflib
 import math
 import re
 import typing
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from bert_jax.errors import InputError, shown
 
 
-class Section(Protocol):
-    """A dataclass: a configuration, or a section of one."""
+class Section:
+    """A configuration, or a section of one: a frozen dataclass, whose fields may be made by `setting`."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def validate(self) -> None:
+        """Raises: InputError if a setting is not what its field allows, here or in a section within."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Section):
+                value.validate()
+            elif not fits(field, value):
+                name = f"{_section(self)}{field.name}"
+                raise InputError(f"{name} {shown(value)} is not {bounds(field)}")
 
 
 Config = TypeVar("Config", bound=Section)
@@ -38,9 +48,60 @@ _KINDS = {
 Affects: TypeAlias = typing.Literal["results", "model", "end", "place", "work", "nothing"]
 
 
-def setting(default: Any, affects: Affects) -> Any:
-    """Returns the field of a setting, with what it affects in its metadata; fields of sections may have it too."""
-    return dataclasses.field(default=default, metadata={"affects": affects})
+LARGEST = 2**31 - 1  # devices compute with 32-bit integers
+LARGEST_SEED = 2**63 - 1
+ABOVE_0, MOST_FLOAT = 1e-37, 1e38  # devices compute with float32, in which smaller numbers are 0 and larger infinite
+MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
+MOST_RATE = 0.999999
+MOST_STEPS_PER_CALL = 1000  # the batches of a few calls are held at once, and a signal waits for the end of these calls
+
+
+def setting(
+    default: Any,
+    affects: Affects = "results",
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Returns the field of a setting: what it affects, and what it may be; fields of sections may affect something too.
+
+    A number is from `least` to `most`, and no larger than devices can compute with; a text is one of `choices`, if
+    there are some.
+    """
+    metadata = {"affects": affects, "least": least, "most": most, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def choice(*choices: str, affects: Affects = "results") -> Any:
+    """Returns the field of a setting that is one of these texts, the first by default."""
+    return setting(choices[0], affects, choices=choices)
+
+
+def _range(field: dataclasses.Field[Any]) -> tuple[float, float]:
+    """Returns the least and the largest number that a field may have."""
+    is_whole = isinstance(field.default, int)
+    largest = MOST_FLOAT if not is_whole else LARGEST_SEED if field.name == "seed" else LARGEST
+    return field.metadata.get("least", 0), min(field.metadata.get("most", largest), largest)
+
+
+def fits(field: dataclasses.Field[Any], value: object) -> bool:
+    """Returns whether a value of the field's type is one that the field allows."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        least, most = _range(field)
+        return least <= value <= most  # NaN is not
+    choices = field.metadata.get("choices")
+    return not choices or value in choices
+
+
+def bounds(field: dataclasses.Field[Any]) -> str:
+    """Returns what a field allows, as a message says it: "from 0 to 1", "one of adamw, lamb", or "" if anything."""
+    if choices := field.metadata.get("choices"):
+        return f"one of {', '.join(name or repr(name) for name in choices)}"
+    if isinstance(field.default, bool) or not isinstance(field.default, (int, float)):
+        return ""
+    least, most = _range(field)
+    return f"from {least} to {most}" if isinstance(field.default, int) else f"from {least:g} to {most:g}"
 
 
 def affecting(kind: type, *affects: Affects) -> tuple[str, ...]:
@@ -84,9 +145,7 @@ def from_dict(kind: type[Config], values: object, where: str = "config") -> Conf
         if dataclasses.is_dataclass(expected):
             arguments[key] = from_dict(typing.cast(type[Section], expected), value, f"{where}.{key}")
         elif expected is float and type(value) is int:
-            if abs(value) > 2**1023:
-                raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
-            arguments[key] = float(value)
+            arguments[key] = float(max(min(value, 2**1023), -(2**1023)))  # what a float holds; the bounds say more
         elif type(value) is not expected:
             given, wanted = (_KINDS.get(cls, cls.__name__) for cls in (type(value), expected))
             raise InputError(f"{where}.{key} is {shown(value)}, {given}; use {wanted}")
@@ -95,12 +154,9 @@ def from_dict(kind: type[Config], values: object, where: str = "config") -> Conf
     return kind(**arguments)
 
 
-def check_sections(config: Section) -> None:
-    """Raises: InputError if a setting has another type than its field, or breaks a rule of its section."""
-    from_dict(type(config), to_dict(config))  # Python lets other types pass
-    for item in dataclasses.fields(config):
-        if dataclasses.is_dataclass(section := getattr(config, item.name)):
-            section.validate()  # type: ignore[attr-defined]
+def check_types(config: Section) -> None:
+    """Raises: InputError if a setting has another type than its field; Python lets it pass."""
+    from_dict(type(config), to_dict(config))
 
 
 # Settings of earlier versions, with the values that had no effect on results; None is any value.
@@ -149,64 +205,9 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
 
 
 def _section(config: Section) -> str:
-    """Returns the name of a section, such as "model" for a ModelConfig."""
-    return type(config).__name__.removesuffix("Config").removeprefix("Finetune").lower()
-
-
-LARGEST = 2**31 - 1  # devices compute with 32-bit integers
-_LEAST_FLOAT, _MOST_FLOAT = 1e-37, 1e38  # and with float32, in which smaller numbers are 0 and larger ones infinite
-_LARGEST_SEED = 2**63 - 1
-MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
-MOST_STEPS_PER_CALL = 1000  # the batches of a few calls are held at once, and a signal waits for the end of these calls
-
-
-def check_numbers(config: Section) -> None:
-    """Raises: InputError if a number of a section is infinite, NaN, or does not fit in 32 bits."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = f"{_section(config)}.{field.name}"
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{name} {value} is not finite; use a number")
-        if isinstance(value, float) and value and not _LEAST_FLOAT <= abs(value) <= _MOST_FLOAT:
-            raise InputError(f"{name} {value} does not fit in float32; use 0, or a number from 1e-37 to 1e38")
-        most = _LARGEST_SEED if field.name == "seed" else LARGEST
-        if isinstance(value, int) and not -most <= value <= most:
-            raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")
-
-
-def check_positive(config: Section, names: str, most: float = math.inf) -> None:
-    """Raises: InputError if one of the named settings is below 1 or above `most`."""
-    _check_range(config, names, 1, most)
-
-
-def check_not_negative(config: Section, names: str, most: float = math.inf) -> None:
-    """Raises: InputError if one of the named settings is below 0 or above `most`."""
-    _check_range(config, names, 0, most)
-
-
-def _check_range(config: Section, names: str, least: int, most: float) -> None:
-    for name in names.split():
-        value, full_name = getattr(config, name), f"{_section(config)}.{name}"
-        if value < least:
-            raise InputError(f"{full_name} {shown(value)} is below {least}; use {least} or more")
-        if value > most:
-            raise InputError(f"{full_name} {shown(value)} is above {most}; use {most} at most")
-
-
-def check_rates(config: Section, names: str, most: float = 0.999999) -> None:
-    """Raises: InputError if one of the named settings is not from 0 to `most`."""
-    for name in names.split():
-        if not 0 <= getattr(config, name) <= most:
-            raise InputError(
-                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and {most:g} at most"
-            )
-
-
-def check_choice(config: Section, name: str, choices: tuple[str, ...]) -> None:
-    """Raises: InputError if the named setting is not one of the choices."""
-    value = getattr(config, name)
-    if value not in choices:
-        raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")
+    """Returns how the names of a section's settings begin, such as "model." for a ModelConfig."""
+    name = type(config).__name__
+    return f"{name.removesuffix('Config').removeprefix('Finetune').lower()}." if name.endswith("Config") else ""
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -225,6 +226,6 @@ def numbers_above_0(text: str, name: str, example: str) -> tuple[float, ...]:
         numbers = [float(number) for number in text.split(",") if number.strip()]
     except ValueError:
         numbers = [0.0]
-    if not all(_LEAST_FLOAT <= number <= _MOST_FLOAT for number in numbers):
+    if not all(ABOVE_0 <= number <= MOST_FLOAT for number in numbers):
         raise InputError(f"{name} {shown(text)} is not a list of numbers above 0, up to 1e38; use like {example}")
     return tuple(numbers)

@@ -2,7 +2,6 @@
 """Opens files, plain or compressed, and computes their checksums."""
 
 import contextlib
-import errno
 import glob
 import gzip
 import hashlib
@@ -11,7 +10,6 @@ import json
 import os
 import stat
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -19,7 +17,7 @@ from typing import IO, Any, TypeAlias
 import google_crc32c
 import numpy as np
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, reading
 from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.urls import is_remote, remote_glob
 
@@ -28,13 +26,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
-    "if the file has another encoding, convert it with iconv -f windows-1252 -t utf-8, or what it is; if it is UTF-8 "
-    "with damaged bytes, iconv -c -f utf-8 -t utf-8 leaves them out"
-)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file of it begins
 LARGEST = 1 << 28  # bytes of a file that is read whole; a vocabulary of 250,000 tokens has 25 MB
-TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
 JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
 
@@ -91,11 +84,6 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def are_too_many(error: Exception) -> bool:
-    """Returns whether an error says that too many files are open."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-
-
 def is_compressed(path: str) -> bool:
     """Returns whether `open_binary` decompresses the file.
 
@@ -130,18 +118,6 @@ def read_whole(path: str, name: str) -> bytes:
     if len(content) > most >= 0:
         raise InputError(f"{name} holds more than {most >> 20} MiB, far more than compressed text does; decompress it")
     return content
-
-
-@contextlib.contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turns errors of damaged or unreadable files into an `InputError` that calls the file `name`."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError) as error:
-        raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
-    except OSError as error:
-        fix = TOO_MANY_FILES if are_too_many(error) else "check the path and its permissions"
-        raise InputError(f"cannot read {name}: {error.strerror or error}; {fix}") from None
 
 
 def _compression(path: str) -> str:
@@ -200,10 +176,8 @@ def read_json(path: AnyPath) -> Any:
 
 def parse_json(content: bytes, where: AnyPath) -> Any:
     """Returns the value of a JSON file's content. Raises: InputError if it is not JSON."""
-    try:
+    with reading(str(where)):
         return json.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not valid JSON ({error}); it is damaged or another kind of file") from None
 
 
 def sha256_file(path: str | os.PathLike) -> str:

@@ -145,10 +145,7 @@ def lease(
     """
     stores.check_no_pattern(directory)
     if stores.protocol_of(url) not in stores.WORK_PROTOCOLS:
-        raise InputError(
-            f"{directory} cannot be locked: only gs:// and s3:// have writes that fail if another was faster; give one "
-            "of these, or a directory of this machine"
-        )
+        raise InputError(f"{directory} cannot be locked; give a place in gs:// or s3://, or on this machine")
     held = Lease(url, on_loss, doing)
     holder = held.take()
     if holder:

@@ -58,13 +58,9 @@ def writing(output: AnyPath, inside: bool = False) -> Iterator[None]:
             else:
                 holder = stack.enter_context(lock_file(path / LOCK if inside else path.with_name(f".{path.name}.lock")))
         except OSError as error:
-            raise InputError(
-                f"cannot write {path}: {error.strerror or error}; check the place, its permissions and its space"
-            ) from None
+            raise InputError(f"cannot write {path}: {error.strerror or error}; check the place and its space") from None
         if holder:
-            raise InputError(
-                f"output {path} is being written by another command ({holder}); wait for it, or choose another output"
-            )
+            raise InputError(f"output {path} is being written by another command ({holder}); choose another")
         yield
 
 

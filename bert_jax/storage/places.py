@@ -154,10 +154,7 @@ def check_workdir_place(place: Place) -> None:
     """Raises: InputError if checkpoints cannot be written to a place with this protocol or path."""
     check_no_pattern(place)
     if isinstance(place, RemotePath) and stores.protocol_of(str(place)) != "gs":
-        raise InputError(
-            f"workdir {place} cannot hold checkpoints: Orbax writes them to gs:// and to file systems alone; give "
-            "gs://BUCKET/RUN, or mount the bucket and give the directory"
-        )
+        raise InputError(f"workdir {place} cannot hold checkpoints, as gs:// and file systems do; mount the bucket")
 
 
 def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) -> None:
@@ -196,7 +193,4 @@ def scratch(path: RemotePath) -> "tempfile.TemporaryDirectory[str]":
     try:
         return tempfile.TemporaryDirectory(prefix="bert_jax_", ignore_cleanup_errors=True)
     except OSError as error:
-        raise InputError(
-            f"{path} is written by way of a temporary directory, and none can be made ({error.strerror}); set TMPDIR "
-            "to a directory that is writable"
-        ) from None
+        raise InputError(f"{path} needs a temporary directory ({error.strerror}); set TMPDIR") from None

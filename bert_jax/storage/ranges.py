@@ -67,10 +67,7 @@ class RangeReader:
         else:
             content = files.cat_file(path, start=start, end=end)
         if len(content) > end - start:
-            raise InputError(
-                f"{self._root}/{name}: the server sends {len(content)} bytes where {end - start} are asked for, so it "
-                "knows no ranges; use one that does, or copy the data to this machine (data.stream=off)"
-            )
+            raise InputError(f"{self._root}/{name}: the server knows no ranges; copy the data here (data.stream=off)")
         if len(content) < end - start:
             raise _Failed(f"{len(content)} of {end - start} bytes arrived")
         return content
@@ -94,10 +91,8 @@ class RangeReader:
                     raise InputError(explain(url, "read", error)) from None
                 if number + 1 < TRIES:
                     time.sleep(_pause(number, error))
-        raise StoppedError(
-            f"cannot read {url}: {reason}, at the last of {TRIES} tries in {time.monotonic() - began:.0f} s; check the "
-            "server and the network, then give the same command again"
-        )
+        tries = f"the last of {TRIES} tries in {time.monotonic() - began:.0f} s"
+        raise StoppedError(f"cannot read {url}: {reason}, at {tries}; give the same command again")
 
 
 class _Failed(Exception):

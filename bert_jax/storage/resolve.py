@@ -92,9 +92,7 @@ class Resolved:
         there: dict[str, Kind] = {FORMATS.get(kind, kind): kind for kind in kinds if kind in self.kinds}
         if len(there) > 1:
             signs = [f"{self.kinds[there[form]]} ({form})" for form in there]
-            raise InputError(
-                f"{self.given} holds models in two formats: {' and '.join(signs[:2])}; give each a directory of its own"
-            )
+            raise InputError(f"{self.given} holds models in two formats: {' and '.join(signs[:2])}; part them")
         if there:
             return next(iter(there.values()))
         for kind, what in _IS.items():
@@ -206,7 +204,5 @@ def _revision(path: str) -> Place | None:
         kept = revision.parent.iterdir() if revision.parent.is_dir() else ()
         steps = sorted(int(path.name) for path in kept if path.name.isdecimal())
         there = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
-        raise InputError(
-            f"{workdir} has no revision of step {step}; {there}: checkpoint.keep_every says which are kept"
-        )
+        raise InputError(f"{workdir} has no revision of step {step}; {there}: see checkpoint.keep_every")
     return revision

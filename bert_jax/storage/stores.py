@@ -183,10 +183,8 @@ def check_no_pattern(path: str, remedy: str = "") -> None:
     """Raises: InputError if libraries would take a path for a pattern: they write there, and then find nothing."""
     wildcard = next((sign for sign in path if sign in "*?[\\"), "")
     if wildcard:
-        raise InputError(
-            f"cannot write to {path}: {wildcard} in a path is read as a pattern when files are looked for; give a path "
-            f"without *, ?, [ and \\{remedy and ', ' + remedy}"
-        )
+        fix = f"give a path without *, ?, [ and \\{remedy and ', ' + remedy}"
+        raise InputError(f"cannot write to {path}: {wildcard} is read as a pattern when files are looked for; {fix}")
 
 
 def check_writable(url: str) -> None:
@@ -217,9 +215,7 @@ def list_below(url: str) -> dict[str, Checksums]:
 def checksum_in(info: Info) -> Checksums:
     """Returns "bytes" and the checksum of an object from its file system's metadata."""
     if info.get("size") is None:  # as of the links of a page behind http
-        raise InputError(
-            f"{info.get('name')}: the server says no sizes; copy the directory to this machine, and give that"
-        )
+        raise InputError(f"{info.get('name')}: the server says no sizes; copy the directory to this machine")
     about: Checksums = {"bytes": int(info["size"])}
     if info.get("crc32c"):
         about["crc32c"] = base64.b64decode(info["crc32c"]).hex()

@@ -52,9 +52,7 @@ def choose_metric(config: TaskConfig, metrics: Iterable[str]) -> str:
     """Returns the metric of the settings, or else the first. Raises: InputError if it is not one of `metrics`."""
     known = tuple(dict.fromkeys(metrics))
     if config.metric and config.metric not in known:
-        raise InputError(
-            f"task.metric {config.metric!r} is not one of {', '.join(known)}, those of {config.name}; use one of them"
-        )
+        raise InputError(f"task.metric {config.metric!r} is not one of {', '.join(known)}, those of {config.name}")
     return config.metric or known[0]
 
 

@@ -53,9 +53,7 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
     is not a `Task` or `Head`.
     """
     if missing := sorted(getattr(own.task, "__abstractmethods__", ())):
-        raise InputError(
-            f"the task {getattr(own.task, '__name__', '')} has no {', '.join(missing)}; give it such a method"
-        )
+        raise InputError(f"the task {getattr(own.task, '__name__', '')} has no {', '.join(missing)}; write it")
     task = (own.task or _make_task)(config, tuple(labels))
     if not isinstance(task, Task):
         raise InputError(f"get_task returned {task!r:.60}, not a Task; return an instance of your class")
@@ -70,8 +68,5 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
 
 def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
     if config.name not in NAMES:
-        raise InputError(
-            f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)} "
-            "(your own tables: classification or regression)"
-        )
+        raise InputError(f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)}")
     return _TASKS[config.name](config, labels)

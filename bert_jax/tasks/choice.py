@@ -218,7 +218,5 @@ def _label(value: object, num_choices: int, where: str) -> int | None:
     if number in ("", -1):
         return None
     if isinstance(number, str) or number not in range(num_choices):
-        raise InputError(
-            f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; correct it"
-        )
+        raise InputError(f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}")
     return int(number)

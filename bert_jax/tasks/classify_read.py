@@ -9,7 +9,15 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import texts
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import UNAGREED, ClassifyExample, as_number, check_labelled, label_number
-from bert_jax.tasks.readers import Examples, Record, find_column, find_split_file, listed_columns, read_table
+from bert_jax.tasks.readers import (
+    Examples,
+    Record,
+    find_column,
+    find_split_file,
+    listed_columns,
+    no_column,
+    read_table,
+)
 
 # Usual column names in lower case; the first one present is used.
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
@@ -70,10 +78,8 @@ def read_texts(
     if config.num_texts and config.num_texts != 1 + bool(second):
         actual = f"pairs of {text!r} and {second!r}" if second else f"one text, {text!r}"
         wanted = "pairs" if config.num_texts == 2 else "one text"
-        raise InputError(
-            f"{path} has {actual}, and the task takes {wanted}; give data like the training data, or set "
-            "task.text_column, and for pairs task.second_text_column"
-        )
+        fix = "set task.text_column, and for pairs task.second_text_column"
+        raise InputError(f"{path} has {actual}, and the task takes {wanted}; {fix}")
     label = config.label_column or find_column(usual_labels, table.columns)
     label = label if label in table.columns else ""
     # A column for each label: those that the settings name.
@@ -81,11 +87,9 @@ def read_texts(
     each_label = each_label if set(each_label) <= {*table.columns} else ()
     if not label and not each_label and split != "test":
         hot = [name for name in table.columns if all(_is_hot(record.get(name)) is not None for record in table.records)]
-        several = f", or task.labels to those with a 0 or 1 for each label ({','.join(hot)[:200]})"
-        raise InputError(
-            f"{path} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
-            f"{listed_columns(table.columns)}: set task.label_column to one of them{several if len(hot) > 1 else ''}"
-        )
+        several = f" (or task.labels, to those with a 0 or 1 a label: {','.join(hot)[:200]})" if len(hot) > 1 else ""
+        wanted = f"{config.label_column or ' or '.join(usual_labels[:3])!r} of labels{several}"
+        raise no_column(path, wanted, table.columns)
     if label and label in (text, second):
         raise InputError(f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column")
     number = find_column(_IDS, table.columns)
@@ -150,9 +154,7 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tupl
     """Returns the columns of the first and the second text; "" if there is no second."""
     for name in (config.text_column, config.second_text_column):
         if name and name not in columns:
-            raise InputError(
-                f"{path} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
-            )
+            raise no_column(path, repr(name), columns)
     if config.text_column and config.text_column == config.second_text_column:
         raise InputError(f"{path}: column {config.text_column!r} would be both texts; name two columns")
     if config.text_column:
@@ -163,10 +165,7 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tupl
             if all(both):
                 return both[0], both[1]
     if not (text_column := find_column(_FIRSTS, [name for name in columns if name != config.second_text_column])):
-        raise InputError(
-            f"{path} has no column with a usual name for text; it has {listed_columns(columns)}: set "
-            "task.text_column, and for pairs task.second_text_column"
-        )
+        raise no_column(path, "with a usual name for text", columns)
     return text_column, config.second_text_column
 
 
@@ -191,9 +190,7 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
         else:
             fitting = (names for names in columns if pair is None or bool(names[1]) == pair)
             wanted = " and ".join(repr(name) for name in next(fitting, columns[0]) if name)
-            raise InputError(
-                f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}; add them"
-            )
+            raise InputError(f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}")
     elif isinstance(value, (list, tuple)):
         parts = list(value)
     elif isinstance(value, str) and pair is not False and value.count("\t") == 1:

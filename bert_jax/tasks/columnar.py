@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.sources import parquet, tfds_text
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, not_utf8
 from bert_jax.storage import files, urls
 
 _EXAMPLES_AT_ONCE = 64
@@ -42,9 +42,7 @@ def read_tfds(source: str, split: str) -> Iterator[Record]:
             try:
                 yield Record({name: _plain(value) for name, value in example.items()}, location)
             except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{location} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
-                ) from None
+                raise not_utf8(error, location) from None
 
 
 def is_tfds(place: str) -> bool:

@@ -32,5 +32,4 @@ def check_characters(text: str, value: object, where: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise InputError(f"{where} holds {half}, half of a character; correct the text") from None
+        raise InputError(f"{where} holds half of a character ({error.reason}); correct the text") from None

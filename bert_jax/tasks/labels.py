@@ -37,9 +37,7 @@ def label_name(value: object, where: str) -> str | None:
     if value is None or isinstance(value, str):
         name = (value or "").strip()
         if _WRITTEN_OBJECT.fullmatch(name):
-            raise InputError(
-                f"{where}: label {name!r:.60} is an object as text; give it as one, in JSON lines or Parquet"
-            )
+            raise InputError(f"{where}: label {name!r:.60} is an object as text; give JSON lines or Parquet")
         return name or None
     if isinstance(value, bool):
         return str(value).lower()
@@ -72,9 +70,8 @@ def read_labels(separator: str, value: object, where: str) -> dict[str, float] |
     twice = [name for name in names if (_NUMBER.fullmatch(name) or name in ("true", "false")) and names.count(name) > 1]
     if twice or (isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip())):
         raise InputError(
-            f"{where}: labels {value!r:.60} are a list as Python writes it, or a 0 or 1 for each label; give the names "
-            f"that hold, with {separator!r} between them, or as a list in JSON lines; or set task.labels to the names "
-            "in the order of the numbers of such a list"
+            f"{where}: labels {value!r:.60} are a list as Python writes it, or a 0 or 1 a label; give names with "
+            f"{separator!r} between them, or set task.labels to the names in the order of such numbers"
         )
     return dict.fromkeys(names, 1.0)
 
@@ -119,10 +116,8 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
         only = ", ".join(map(repr, classes))[:80] or "none"
         raise InputError(f"{where}: all examples have the label {only}; there must be two or more")
     if len(examples) >= 20 and 2 * len(classes) > len(examples):
-        raise InputError(
-            f"{examples[0].where}: {len(examples)} examples have {len(classes)} different labels, such as "
-            f"{classes[0][:40]!r}; check task.label_column (numbers are for the task regression)"
-        )
+        many = f"{len(examples)} examples have {len(classes)} different labels, such as {classes[0][:40]!r}"
+        raise InputError(f"{examples[0].where}: {many}; check task.label_column (numbers are for the task regression)")
     return tuple(sorted(classes, key=int if all(map(_is_integer, classes)) else None))
 
 
@@ -168,14 +163,8 @@ class Classes:
     def _number(self, example: ClassifyExample) -> int:
         if (number := self.find(str(example.label))) is None:
             known = sorted(self.numbers, key=lambda label: (_is_integer(label), self.numbers[label]))
-            is_number, *are_numbers = (
-                isinstance(key, Decimal) for key in (as_number(str(example.label)), *self._equal)
-            )
-            rule = " (a number is not taken for the place of a class)" if is_number and not any(are_numbers) else ""
-            raise InputError(
-                f"{example.where}: label {example.label!r:.60} is not one of {', '.join(map(repr, known[:20]))}; "
-                f"write one of these{rule}, or set task.labels to the names that all of the data have"
-            )
+            names = ", ".join(map(repr, known[:20]))
+            raise InputError(f"{example.where}: label {example.label!r:.60} is not one of {names}; or set task.labels")
         return number
 
     def respelled(self, labels: Iterable[object]) -> dict[str, int]:

@@ -43,10 +43,7 @@ class MultilabelTask(TextTask):
         self.metric = choose_metric(config, METRICS)
         self.thresholds = numbers_of(config.thresholds, "task.thresholds")
         if self.thresholds and self.labels and len(self.thresholds) != len(self.labels):
-            raise InputError(
-                f"task.thresholds has {len(self.thresholds)} numbers, and there are {len(self.labels)} labels; give "
-                "one for each"
-            )
+            raise InputError(f"task.thresholds has {len(self.thresholds)} numbers for {len(self.labels)} labels")
 
     def read(self, source: str, split: str) -> list[ClassifyExample]:
         return read_texts(self.config, _LABELS, self._read_labels, "", source, split)
@@ -68,23 +65,15 @@ class MultilabelTask(TextTask):
         names = sorted({name for example in examples for name in example.label or ()})
         given = sum(len(example.label or ()) for example in examples)
         if names in (["0", "1"], ["false", "true"]) and given == 2 * len(examples):
-            raise InputError(
-                f"{examples[0].where}: all examples have the labels {names[0]} and {names[1]}, so they look like a "
-                "0 or 1 for each of two labels; set task.labels to their two names in this order, or give the names "
-                "that hold"
-            )
+            both = f"the labels {names[0]} and {names[1]}, as a 0 or 1 for each of two labels"
+            raise InputError(f"{examples[0].where}: all examples have {both}; set task.labels to their names in order")
         if not names or 2 * len(names) > max(given, 40):
-            raise InputError(
-                f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; check "
-                "task.label_column and task.label_separator, or set task.labels"
-            )
+            fix = "check task.label_column and task.label_separator, or set task.labels"
+            raise InputError(f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; {fix}")
         for name, sign in itertools.product(names, ";|\t"):
             if sign in name and {part.strip() for part in name.split(sign)} <= {*names}:
                 where = next(example.where for example in examples if name in (example.label or ()))
-                raise InputError(
-                    f"{where}: label {name!r:.60} is other labels with {sign!r} between them; set task.label_separator "
-                    "to it, or give lists"
-                )
+                raise InputError(f"{where}: label {name!r:.60} is several; set task.label_separator to {sign!r}")
         return tuple(names)
 
     def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
@@ -95,10 +84,8 @@ class MultilabelTask(TextTask):
         if example.label is None:
             return None
         if unknown := sorted(set(example.label) - set(self.labels)):
-            raise InputError(
-                f"{example.where}: label {unknown[0]!r:.60} is not one of {', '.join(map(repr, self.labels[:20]))}; "
-                "correct it, or set task.labels to all of them"
-            )
+            known = ", ".join(map(repr, self.labels[:20]))
+            raise InputError(f"{example.where}: label {unknown[0]!r:.60} is not one of {known}; or set task.labels")
         return np.array([example.label.get(name, 0.0) for name in self.labels], np.float32)
 
     def decode(

@@ -68,10 +68,7 @@ class NerTask(Task):
         super().__init__(config, [label.strip() for label in labels] or _labels_of(config))
         is_plain = tagging.are_names(self.labels)  # such as parts of speech, used as they are
         if is_plain is None or (any(map(tagging.is_tag, self.labels)) and OUTSIDE not in self.labels):
-            raise InputError(
-                f"labels {', '.join(self.labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that "
-                "task, or set task.labels"
-            )
+            raise InputError(f"labels {', '.join(self.labels)[:120]} are not O, B-PER, I-PER and the like")
         self.is_plain = is_plain
         metrics = ("accuracy", "macro_f1") if is_plain else ("f1", "precision", "recall", "accuracy")
         self.metric = choose_metric(config, metrics if self.labels else (*metrics, "macro_f1"))
@@ -90,9 +87,7 @@ class NerTask(Task):
             return NerExample([word for word, _ in pieces], None, None, where, value, [start for _, start in pieces])
         if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
             return NerExample(list(value), None, None, where)
-        raise InputError(
-            f'{where}: give a text, a list of words, or {{"text": "..."}} or {{"{named}": ["...", "..."]}}'
-        )
+        raise InputError(f'{where}: give a text, a list of words, {{"text": "..."}} or {{"{named}": ["...", "..."]}}')
 
     def find_labels(self, examples: Sequence[NerExample]) -> tuple[str, ...]:
         """Returns O, and B- and I- of each entity type in the data, sorted; or the tags themselves if they are names.
@@ -114,9 +109,7 @@ class NerTask(Task):
     def make_rows(self, examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool) -> Rows:
         """Returns the rows of the sentences: several for a long sentence, none for a sentence without tokens."""
         if self.config.max_seq_length < 3:
-            raise InputError(
-                f"task.max_seq_length {self.config.max_seq_length} is below 3, [CLS] word [SEP]; use like 128"
-            )
+            raise InputError(f"task.max_seq_length {self.config.max_seq_length} is below 3, [CLS] word [SEP]")
         room = self.config.max_seq_length - 2
         rows: list[Row] = []
         counts = dict.fromkeys(("words without token", CUT_WORDS, "cut into windows", "skipped: no token"), 0)
@@ -164,18 +157,13 @@ class NerTask(Task):
         """
         if example.tags is None:
             if training:
-                raise InputError(
-                    f"{example.where} has no tags; training examples need them: correct or remove the sentence"
-                )
+                raise InputError(f"{example.where} has no tags; training examples need them")
             return None
         tags = self._in_scheme(example.tags, tagging.scheme_of(self.labels))
         ids = [self._number(tag) for tag in tags]
         if training and -1 in ids:
             unknown = tags[ids.index(-1)]
-            raise InputError(
-                f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(self.labels)[:200]}; correct it "
-                "or set task.labels"
-            )
+            raise InputError(f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(self.labels)[:200]}")
         return np.array(ids, np.int32)
 
     def _number(self, tag: str) -> int:

@@ -16,6 +16,7 @@ from bert_jax.tasks.texts import named_class
 
 WORD_COLUMNS = ("tokens", "words")
 _TAGS = ("ner_tags", "ner", "tags", "labels")
+_NUMBERS = "tags are numbers; write all tags in task.labels in the order of their numbers, such as O,B-PER,I-PER"
 
 
 class NerExample(NamedTuple):
@@ -42,9 +43,7 @@ def read_sentences(config: TaskConfig, source: str, split: str) -> list[NerExamp
         raise InputError(f"{path} holds no sentence; give data, a word and its tag a line")
     examples = _with_names(config, examples)
     if split != "test" and (missing := next((example for example in examples if example.tags is None), None)):
-        raise InputError(
-            f"{missing.where} has no tags; write word and tag, with a tab between them, or correct task.label_column"
-        )
+        raise InputError(f"{missing.where} has no tags; write word, tab and tag, or correct task.label_column")
     return examples
 
 
@@ -58,10 +57,7 @@ def _with_names(config: TaskConfig, examples: list[NerExample]) -> list[NerExamp
     if not given or not names or not all(tag.isdecimal() for tag in given) or set(given) & set(names):
         return examples
     if OUTSIDE not in names:
-        raise InputError(
-            f"{examples[0].where}: tags are numbers; write all tags in task.labels in the order of their numbers, such "
-            "as O,B-PER,I-PER"
-        )
+        raise InputError(f"{examples[0].where}: {_NUMBERS}")
     if beyond := next((tag for tag in given if int(tag) >= len(names)), None):
         raise InputError(f"{given[beyond]}: tag {beyond} is beyond the {len(names)} of task.labels; write all of them")
     return [
@@ -74,28 +70,21 @@ def _read_columns(config: TaskConfig, path: str) -> list[NerExample]:
     header = next(iter(read_lines(path)), "")
     is_csv = plain_name(path).endswith(".csv") and "\t" not in header and re.search("[,;]", header)
     if is_csv or "sentence #" in header.lower():
-        raise InputError(
-            f"{path} is a table with a word a row ({header!r:.60}), which ner does not read; write words and tags with "
-            "a tab between them and a blank line after each sentence, or JSON lines with lists of tokens and tags"
-        )
+        raise InputError(f"{path} is a table with a word a row; write word, tab and tag, with blank lines between")
     word_column, tag_column = _number(config.text_column, "text_column"), _number(config.label_column, "label_column")
     if tag_column == (word_column or 1):
         raise InputError(f"task.label_column {tag_column} is the column of the words; give that of the tags")
     sentences = tagging.read_conll(path, word_column or 1, tag_column)
     if not word_column and sentences and sentences[0].tags is not None and tagging.are_counts(sentences):
-        raise InputError(
-            f"{sentences[0].where}: the first column counts the words; set task.text_column to the number of the "
-            "column that has them, such as 2 (or 1 if these are the words)"
-        )
+        where = sentences[0].where
+        raise InputError(f"{where}: the first column counts the words; set task.text_column to theirs, such as 2")
     return [NerExample(sentence.words, sentence.tags, sentence.document, sentence.where) for sentence in sentences]
 
 
 def _number(column: str, setting: str) -> int:
     """Returns the number of a column, counted from 1, of a file in columns; 0 if not given."""
     if column and not re.fullmatch("0*[1-9][0-9]{,8}", column):
-        raise InputError(
-            f"task.{setting} {column!r:.60} is not the number of a column, from 1; columns have no names here"
-        )
+        raise InputError(f"task.{setting} {column!r:.60} is not the number of a column, from 1")
     return int(column or 0)
 
 
@@ -112,10 +101,7 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
             values = named_class(record[tags_key], classes.get(tags_key))
             if isinstance(values, list) and values and all(type(value) is int for value in values):
                 if not config.labels:
-                    raise InputError(
-                        f"{record.where}: {tags_key!r} are numbers; write all tags in task.labels in the order of "
-                        "their numbers, such as O,B-PER,I-PER"
-                    )
+                    raise InputError(f"{record.where}: {_NUMBERS}")
                 values = list(map(str, values))
             tags = [tag.strip() for tag in _strings(Record({tags_key: values}, record.where), tags_key)]
             if len(tags) != len(words) or not all(tags):
@@ -134,8 +120,8 @@ def _check_no_spans(record: Record) -> None:
     for name in ("label", "labels", "entities", "spans", "annotations") if is_text else ():
         if isinstance(record.get(name), list):
             raise InputError(
-                f"{record.where} is a text with spans of characters in {name!r}, as doccano writes them, and ner reads "
-                "a tag for each word; write lists of tokens and ner_tags, for example by spaCy's offsets_to_biluo_tags"
+                f"{record.where} is a text with spans in {name!r}, as doccano writes it, and ner reads a tag a word: "
+                "write tokens and ner_tags, for example by spaCy's offsets_to_biluo_tags"
             )
 
 

@@ -29,9 +29,7 @@ def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
     """Raises: InputError if a header is one column with another separator in it, or a line for Excel."""
     fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
     if columns and re.fullmatch("sep=.?", columns[0]):
-        raise InputError(
-            f"{place}:1 is {columns[0]}, which only Excel reads; remove the line, and save the table {fix}"
-        )
+        raise InputError(f"{place}:1 is {columns[0]}, which only Excel reads; save the table {fix}")
     for char, plural in ((";", "semicolons"), ("|", "bars"), ("\t", "tabs") if is_csv else (",", "commas")):
         names = columns[0].split(char) if len(columns) == 1 else []
         if sum(bool(name.strip(' "')) for name in names) > 1:
@@ -39,7 +37,5 @@ def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
 
 
 def _no_table(path: str, kind: str) -> InputError:
-    return InputError(
-        f"{path} is {kind}, which is not read as a table; write JSON lines, with the names of classes and not their "
-        "numbers, for example by pandas' to_json(FILE, orient='records', lines=True)"
-    )
+    fix = "to_json(FILE, orient='records', lines=True)"
+    return InputError(f"{path} is {kind}, which is not read as a table; write JSON lines, in pandas by {fix}")

@@ -92,17 +92,12 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
     """
     task = make_task(config.task, own=own)
     if not task.splits.get("train"):
-        raise InputError(
-            f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
-            "the folder AX is beside MNLI"
-        )
+        raise InputError(f"task {config.task.name} has no training data, only a test; fine-tune mnli for ax")
     if task.head is TOKENS:  # its texts are lists of words
         start = dataclasses.replace(start, tokenizer=start.tokenizer.with_blanks())
     if config.task.max_seq_length > start.config.max_positions:
-        raise InputError(
-            f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions of "
-            f"{config.init_checkpoint}; lower it, or lengthen the model with grow_model"
-        )
+        long = f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions"
+        raise InputError(f"{long} of {config.init_checkpoint}; lower it, or lengthen the model with grow_model")
     source = config.data.source or config.data.path
     examples = task.read(source, task.splits["train"][0])
     if not examples:
@@ -141,10 +136,7 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
 def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:
     """Raises: InputError if the model has too few layers for the probe."""
     if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
-        raise InputError(
-            f"task.probe.features {config.task.probe.features} needs 4 layers and the model has {model.num_layers}; "
-            "use last, second_to_last or weighted_all"
-        )
+        raise InputError(f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all")
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:

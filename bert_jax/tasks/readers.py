@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.data.sources import tfds_text
 from bert_jax.data.sources.formats import check_line_ends
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, not_utf8
 from bert_jax.storage import files, urls
 from bert_jax.tasks import not_tables
 from bert_jax.tasks.columnar import Record, is_parquet, is_tfds, parted, read_parquet, read_tfds
@@ -70,6 +70,12 @@ def find_column(usual: Iterable[str], columns: Sequence[str]) -> str:
 def listed_columns(columns: Sequence[str]) -> str:
     """Returns the columns as listed in messages."""
     return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
+
+
+def no_column(place: str, name: str, columns: Sequence[str]) -> InputError:
+    """Returns the error for a column that a file does not have."""
+    has = listed_columns(columns)
+    return InputError(f"{place} has no column {name}; it has {has}: set task.text_column, task.label_column")
 
 
 # Finding
@@ -134,10 +140,8 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
     if len(found) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}) == 1:
         return f"{wholes.pop()}.parquet"
     if len(found) > 1:
-        raise InputError(
-            f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, found))}; "
-            "give TRAIN_FILE,DEV_FILE"
-        )
+        several = ", ".join(map(os.path.basename, found))
+        raise InputError(f"directory {directory} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE")
     return found[0] if found else ""
 
 
@@ -159,15 +163,11 @@ def _in_folder(directory: str, names: Mapping[str, Sequence[str]]) -> tuple[str,
         chosen = chosen or next(iter(folders))
         return chosen, folders[chosen]
     if folders:
-        raise InputError(
-            f"directory {directory} has several folders with data, {', '.join(list(folders)[:8])}; give one of them"
-        )
+        several = ", ".join(list(folders)[:8])
+        raise InputError(f"directory {directory} has several folders with data, {several}; give one of them")
     wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
     not_tables.check_names(paths)
-    raise InputError(
-        f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
-        "files so, or give TRAIN_FILE,DEV_FILE"
-    )
+    raise InputError(f"directory {directory} has no file such as {wanted} or .csv, .jsonl; give TRAIN_FILE,DEV_FILE")
 
 
 def files_in(directory: str, pattern: str = "*") -> list[str]:
@@ -298,7 +298,7 @@ def read_text(place: str) -> str:
     Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
     """
     path = urls.local_copy(place)
-    if not os.path.isfile(path):
+    if not os.path.isfile(path):  # a pipe would be waited for
         raise InputError(f"{place} is not a file; check the path")
     content = files.read_whole(path, place)
     not_tables.check_content(content, place)
@@ -306,7 +306,7 @@ def read_text(place: str) -> str:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{place}:{line} is not UTF-8 (byte 0x{content[error.start]:02x}); {files.NOT_UTF8}") from None
+        raise not_utf8(error, f"{place}:{line}") from None
 
 
 def _tsv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
@@ -327,10 +327,8 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             if number == 1:
                 not_tables.check_header(text.splitlines()[:1], path, is_csv=True)
-            raise InputError(
-                f"{path}:{number} is not a row of CSV ({error}); put a value with a quote or comma in quotes, and "
-                'double its own ("")'
-            ) from None
+            fix = 'put a value with a quote or comma in quotes, and double its own ("")'
+            raise InputError(f"{path}:{number} is not a row of CSV ({error}); {fix}") from None
         if row is None:
             return
         if row and any(value.strip() for value in row):
@@ -361,10 +359,8 @@ def _rows_table(
         if len(row) < len(columns) and lenient:
             skipped += 1
         elif not lenient and (len(row) < len(columns) or (len(row) > len(columns) and not more)):
-            raise InputError(
-                f"{path}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
-                "correct the row: a tab is missing or one too many (in CSV, a comma or quote)"
-            )
+            wanted = f"the {len(columns)} of {_shown(', '.join(columns))}"
+            raise InputError(f"{path}:{number} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes")
         else:
             records.append(Record(zip(columns, row), f"{path}:{number}"))
     return Table(columns, records, skipped)

@@ -208,10 +208,7 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
             document += 1
             continue
         if len(columns) != (num_columns := num_columns or len(columns)):
-            raise InputError(
-                f"{place}:{number} has {len(columns)} columns ({line!r:.60}) where the lines before have "
-                f"{num_columns}; correct the line"
-            )
+            raise InputError(f"{place}:{number} has {len(columns)} columns ({line!r:.60}), not {num_columns}")
         if word_column > num_columns:
             raise InputError(f"{place}:{number} has {num_columns} columns; correct task.text_column {word_column}")
         if not words:
@@ -224,10 +221,8 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
     if (wrong := find_unlike(tag for sentence in sentences for tag in sentence.tags or ())) is not None:
         sent, at = next((sent, sent.tags.index(wrong)) for sent in sentences if sent.tags and wrong in sent.tags)
         column = f"column {tag_column}" if tag_column else "the last column"
-        raise InputError(
-            f"{place}:{sent.line + at}: tag {wrong!r:.60} of {sent.words[at]!r:.60} is not O, B-TYPE or I-TYPE (nor "
-            f"E-, S-, M-, L-, U-); correct {column}"
-        )
+        given = f"tag {wrong!r:.60} of {sent.words[at]!r:.60} is not O, B-TYPE or I-TYPE (nor E-, S-, M-, L-, U-)"
+        raise InputError(f"{place}:{sent.line + at}: {given}; correct {column}")
     return _without_prefix(sentences)
 
 
@@ -277,8 +272,5 @@ def score_files(data: str, predictions: str) -> dict[str, float]:
             where, other = (pred.where, data) if pred else (gold.where if gold else "", predictions)
             raise InputError(f"{where}: this sentence is missing in {other}; both files need the same words")
         if gold.words != pred.words or gold.tags is None or pred.tags is None:
-            raise InputError(
-                f"{pred.where}: the sentence is not that of {gold.where}, or has no tags; both files need the same "
-                "words, with a tag in the last column"
-            )
+            raise InputError(f"{pred.where}: the sentence is not that of {gold.where}, or a word has no tag")
     return score_tags([sentence.tags or [] for sentence in truth], [sentence.tags or [] for sentence in predicted])

@@ -139,10 +139,8 @@ def _class_weights(config: TaskConfig, counts: np.ndarray) -> np.ndarray:
         return counts.sum() / (len(counts) * np.maximum(counts, 1))
     weights = np.array(numbers_of(config.class_weights, "task.class_weights"))
     if len(weights) != len(counts) or not weights.any():
-        raise InputError(
-            f"task.class_weights {config.class_weights!r} are {len(weights)} numbers, and there are {len(counts)} "
-            "classes; give one for each in the order of task.labels (sorted, where it is empty), not all 0"
-        )
+        given = f"{config.class_weights!r} are {len(weights)} numbers"
+        raise InputError(f"task.class_weights {given}; give one for each of {len(counts)} classes, not all 0")
     return weights
 
 

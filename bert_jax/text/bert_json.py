@@ -122,7 +122,4 @@ def read_rows(processor: Any, has_types: bool = True) -> tuple[str, str, int, in
                 return cls, sep, separators, second
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         pass
-    raise InputError(
-        "its post_processor does not make [CLS] A [SEP] of a text, and of two [CLS] A [SEP] B [SEP] or with two [SEP] "
-        "between, with the type 0 up to B; write one that does"
-    )
+    raise InputError("its post_processor makes other rows than [CLS] A [SEP] and [CLS] A [SEP] B [SEP] of two types")

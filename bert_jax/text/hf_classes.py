@@ -51,11 +51,8 @@ def class_of(files: TokenizerFiles, settings: JsonObject) -> str:
     model, named = config.get("model_type"), settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(named or "").removesuffix("Fast")
     if name in _ELSEWHERE or settings.get("word_tokenizer_type") or settings.get("subword_tokenizer_type"):
-        raise InputError(
-            f"{files.where} has a tokenizer of {name if name in _ELSEWHERE else _ELSEWHERE[0]}, which splits text in a "
-            "way of its own, by word_tokenizer_type or other programs, and cannot be computed here; use a model whose "
-            "tokenizer.json describes its tokenizer"
-        )
+        what = name if name in _ELSEWHERE else _ELSEWHERE[0]
+        raise InputError(f"{files.where} has a tokenizer of {what}, which splits text by other programs")
     if model == "modernbert" or named in GENERAL:
         return ""
     if name in ("", "AutoTokenizer"):
@@ -93,10 +90,7 @@ def as_loaded(
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{directory}: what its tokenizer files say of the vocabulary or of added tokens is not a list of tokens "
-            "and ids; copy them again"
-        ) from None
+        raise InputError(f"{directory}: its tokenizer files do not list tokens and ids; copy them again") from None
     # A vocab.txt of Google's keeps Google's limit.
     longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if VOCAB in files.contents else LONGEST
     return backend | _parts(kind, backend, settings, longest), settings, notes
@@ -107,14 +101,10 @@ def _check_class(directory: Path, kind: str, model: Any) -> None:
     wanted = _MODELS.get(kind)
     follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
     if wanted and model not in (None, wanted):
-        raise InputError(
-            f"{directory}: tokenizer.json has a {shown(model)} model, and {kind}, with which transformers reads it, "
-            f"makes a {wanted} of its words; {follow}"
-        )
+        both = f"tokenizer.json has a {shown(model)} model, and {kind} makes a {wanted} of it"
+        raise InputError(f"{directory}: {both}; {follow}")
     if kind in _OTHERS:
-        raise InputError(
-            f"{directory}: transformers' {kind} builds parts of tokenizer.json anew, which is not done here; {follow}"
-        )
+        raise InputError(f"{directory}: {kind} builds parts of tokenizer.json anew, which is not done here; {follow}")
 
 
 def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
@@ -269,10 +259,8 @@ def _added_tokens(files: TokenizerFiles, backend: JsonObject, settings: JsonObje
             raise TypeError
         given = added[content]["id"] if content in added else known.get(content, size)
         if index is not None and given != index:
-            raise InputError(
-                f"{files.where}: the added token {shown(content)} has the id {index}, and transformers gives it "
-                f"{given}, in a vocabulary of {len(known)}; correct it in the file that adds it"
-            )
+            ids = f"the id {index}, and transformers gives it {given}"
+            raise InputError(f"{files.where}: the added token {shown(content)} has {ids}; correct it in its file")
         size = max(size, given + 1)
         added[content] = {"id": given, "content": content, **{flag: bool(token.get(flag)) for flag in _FLAGS}}
 
@@ -293,10 +281,8 @@ def _check_different(directory: Path, pairs: Iterable[tuple[str, int]]) -> None:
     names: dict[int, str] = {}
     for name, index in pairs:
         if names.setdefault(index, name) != name:
-            raise InputError(
-                f"{directory}: its tokenizer files give {shown(names[index])} and {shown(name)} the same id, {index}; "
-                "copy them again"
-            )
+            both = f"{shown(names[index])} and {shown(name)}"
+            raise InputError(f"{directory}: its tokenizer files give {both} the same id, {index}; copy them again")
 
 
 def _content(token: Any) -> str:

@@ -8,7 +8,7 @@ is what the class of transformers 5 that reads them makes of them: `hf_classes`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError, reading, shown
 from bert_jax.storage.writing import write_json
 from bert_jax.text.bert_json import OPTIONS, OTHER, berts_options, berts_vocab, is_plain, longest_word
 from bert_jax.text.hf_classes import LONGEST, ROLES, as_loaded, bert_parts, class_of, make_rows, vocab_with_added
@@ -39,12 +39,8 @@ def load_hf_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, list[str]]:
         _check_settings(kind, files)
         return tokenizer_of(files), notes
     if not backend and VOCAB not in files.contents:
-        where = "which has it in files of its own (such as vocab.json and merges.txt, or sentencepiece.bpe.model)"
-        raise InputError(
-            f"{files.where} has no vocab.txt and no tokenizer.json; copy one of them from where it came from, or where "
-            f"transformers is and reads the tokenizer, {where}, write it with "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
+        fix = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        raise InputError(f"{files.where} has no vocab.txt and no tokenizer.json; copy one, or {fix}")
     if backend:
         backend, settings, more = as_loaded(files, backend, settings)
         notes += more
@@ -105,10 +101,8 @@ def _load_berts(files: TokenizerFiles, settings: JsonObject, backend: JsonObject
                 "vocab.txt; transformers makes the other one of it"
             )
     options[LONGEST_WORD] = longest_word(backend, described)
-    try:
+    with reading(str(directory / (VOCAB if of_google else DESCRIBED))):
         return Tokenizer(make_wordpiece(vocab, options)), notes
-    except InputError as error:
-        raise InputError(f"{directory / (VOCAB if of_google else DESCRIBED)}: {error}") from None
 
 
 def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int) -> list[str]:
@@ -161,10 +155,8 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
 def _check_settings(kind: str, files: TokenizerFiles) -> None:
     """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
     if kind not in CLASSES:
-        raise InputError(
-            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and no tokenizer.json describes it; where "
-            "transformers is, write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
+        fix = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        raise InputError(f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {fix}")
     for name, value in (("do_basic_tokenize", True), ("never_split", None)):
         given = files.settings.get(name)
         if given not in (None, value, []):
@@ -175,7 +167,5 @@ def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> N
     """Raises: InputError if vocab.txt and tokenizer.json disagree about a token."""
     for token, index in ids.items():
         if not 0 <= index < len(vocab) or vocab[index].strip() != token.strip():
-            raise InputError(
-                f"{directory}: vocab.txt, of {len(vocab)} tokens, and tokenizer.json, of {len(ids)}, disagree about "
-                f"{shown(token)} with id {shown(index)}; remove the one that is not this model's"
-            )
+            both = f"vocab.txt and tokenizer.json disagree about {shown(token)} with id {shown(index)}"
+            raise InputError(f"{directory}: {both}; remove the one that is not this model's")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, TextError, one_line, package_needed, shown
+from bert_jax.errors import InputError, TextError, one_line, package_needed, reading, shown
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import (
@@ -174,7 +174,7 @@ def read_sentencepieces(
 
     Raises: InputError, with the path, if the content cannot be used.
     """
-    try:
+    with reading(str(path)):
         if lowercase is None:
             lowercase = config.get("do_lower_case")
         if lowercase is None:
@@ -183,8 +183,6 @@ def read_sentencepieces(
         if strip_accents is None:
             strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
         return SentencePieces(content, bool(lowercase), bool(strip_accents))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def _folds(model: "sentencepiece.SentencePieceProcessor") -> bool:
@@ -201,20 +199,17 @@ def _library() -> types.ModuleType:
 
 def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
     """Returns the processor of a model. Raises: InputError if it is empty, cut short, damaged, or not a model."""
-    _check_model(content)
     sentencepiece = _library()
     sentencepiece.set_min_log_level(2)  # or else it logs to stderr
     model = sentencepiece.SentencePieceProcessor()
-    try:
+    with reading("the SentencePiece model"):
+        _check_model(content)
         model.load_from_serialized_proto(content)
-        model.normalize("Aa")
+        model.normalize("Aa")  # if its output is not text, this fails
         model.decode([model.unk_id()])
-    except (RuntimeError, UnicodeDecodeError):  # its output is not text
-        raise InputError(_NO_MODEL) from None
     return model
 
 
-_NO_MODEL = "it is not a whole SentencePiece model, but damaged or another kind of file; copy it again"
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of fields in a model's file
 _BLANK_AS_SUFFIX, _ADD_DUMMY_PREFIX = 24, 3  # in the second and third of these
 _TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fields
@@ -222,44 +217,29 @@ _TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fi
 
 @functools.lru_cache(maxsize=2)
 def _check_model(content: bytes) -> None:
-    """Raises: InputError if the file is not a whole model, or a piece is not a text with a score.
+    """Raises: ValueError if the file is not a whole model, or a piece is not a text with a score.
 
     The library takes a file cut between two pieces for a smaller model: what comes after them must be there. It takes
     any bytes for a piece, too, and raises when the piece is asked for.
     """
-    try:
-        fields = parse_fields(content, 0, len(content))
-        if any(tag & 7 != DELIMITED for tag, *_ in fields) or not {_PIECES, _NORMALIZER} <= {
-            tag >> 3 for tag, *_ in fields
-        }:
-            raise ValueError
-        pieces = [parse_fields(content, first, last) for tag, first, last in fields if tag >> 3 == _PIECES]
-    except ValueError:
-        raise InputError(_NO_MODEL) from None
-    for number, piece in enumerate(pieces):
-        for tag, first, last in piece:
+    fields = parse_fields(content, 0, len(content))
+    kinds = {tag >> 3 for tag, *_ in fields}
+    if any(tag & 7 != DELIMITED for tag, *_ in fields) or not {_PIECES, _NORMALIZER} <= kinds:
+        raise ValueError("it is not a whole SentencePiece model")
+    for number, first, last in ((tag >> 3, first, last) for tag, first, last in fields):
+        for tag, start, stop in parse_fields(content, first, last) if number == _PIECES else ():
             if tag == _TEXT:
-                try:
-                    content[first:last].decode("utf-8")
-                except UnicodeDecodeError:
-                    raise InputError(f"piece {number} is not UTF-8; it is damaged, so copy it again") from None
-            elif tag == _SCORE and not math.isfinite(struct.unpack_from("<f", content, first)[0]):
-                raise InputError(f"piece {number} has a score that is not finite; it is damaged, so copy it again")
+                content[start:stop].decode("utf-8")
+            elif tag == _SCORE and not math.isfinite(struct.unpack_from("<f", content, start)[0]):
+                raise ValueError("a piece has a score that is not finite")
 
 
 def _check_blanks(content: bytes) -> None:
     """Raises: InputError if pieces do not mark a blank before them, which is where words begin."""
     fields = parse_fields(content, 0, len(content))
     trainer = b"".join(content[first:last] for tag, first, last in fields if tag >> 3 == _TRAINER)
-    try:
-        suffix = parse_message(trainer).get(_BLANK_AS_SUFFIX, [0])[-1]
-    except ValueError:
-        raise InputError(_NO_MODEL) from None
-    if suffix:
-        raise InputError(
-            "its pieces end with blanks (treat_whitespace_as_suffix), so they do not say where words begin; train a "
-            "model without that option"
-        )
+    if parse_message(trainer).get(_BLANK_AS_SUFFIX, [0])[-1]:
+        raise InputError("its pieces end with blanks; train a model without treat_whitespace_as_suffix")
 
 
 def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
@@ -275,9 +255,7 @@ def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
         if index < 0:
             continue  # `Tokenizer` raises for those that are missing
         if not (model.is_control(index) or model.is_unknown(index) or model.is_unused(index)):
-            raise InputError(
-                f"{vocab[index]} is not a control symbol, so text could become it; make it one in training"
-            )
+            raise InputError(f"{vocab[index]} is not a control symbol, so text could become it")
         vocab[index] = token
     return tuple(vocab)
 
@@ -375,15 +353,10 @@ def _cut(lines: Iterable[str]) -> Iterator[str]:
 def _refusal(message: str, vocab_size: int) -> Exception:
     """Returns the exception to raise for an error of the trainer."""
     if match := re.search(r"smaller than required_chars\. -?\d+ vs (\d+)", message):
-        return InputError(
-            f"vocab_size {vocab_size} is too small for the special tokens and the characters of the text; use"
-            f" --vocab_size={match[1]} or more, or a smaller --character_coverage"
-        )
+        fix = f"--vocab_size={match[1]} or more, or a smaller --character_coverage"
+        return InputError(f"vocab_size {vocab_size} is too small for the characters of the text; use {fix}")
     if match := re.search(r"value <= (\d+)", message):
-        return InputError(
-            f"vocab_size {vocab_size} is too large for this text: it gives no more than {match[1]} pieces; use"
-            f" --vocab_size={match[1]} or less, or more text"
-        )
+        return InputError(f"vocab_size {vocab_size} is too large for this text; use --vocab_size={match[1]} or less")
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return InputError(NO_WORDS)
     return RuntimeError(message)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError, reading, shown
 from bert_jax.storage import writing
 from bert_jax.text.bert_json import berts_options, is_others
 from bert_jax.text.hf_classes import as_loaded, vocab_with_added
@@ -52,10 +52,7 @@ class Tokenizer:
     def __init__(self, pieces: WordPiece | SentencePieces | DescribedPieces):
         ids, template = pieces.ids, pieces.template
         if missing := [token for token in template.specials if token not in ids]:
-            raise InputError(
-                f"the vocabulary of {len(pieces.vocab)} tokens lacks {', '.join(missing)};"
-                f" each of {', '.join(template.specials)} must be in it"
-            )
+            raise InputError(f"the vocabulary of {len(pieces.vocab)} tokens lacks {', '.join(missing)}; add them")
         self.pieces = pieces
         self.vocab: Sequence[str] = pieces.vocab
         self.vocab_size = len(pieces.vocab)
@@ -230,10 +227,8 @@ def parse_tokenizer(
         pieces = read_sentencepieces(content, path, config, lowercase, strip_accents)
     else:
         pieces = read_wordpiece(content, path, config, lowercase, strip_accents)
-    try:
+    with reading(str(path)):
         return Tokenizer(pieces)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def _with_options_of(backend: JsonObject | None, path: Path, config: JsonObject) -> JsonObject:

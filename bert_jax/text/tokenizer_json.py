@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, TextError, no_panic, one_line, package_needed, shown
+from bert_jax.errors import InputError, TextError, no_panic, one_line, package_needed, reading, shown
 from bert_jax.text.bert_json import berts_options, berts_vocab, is_plain, longest_word, read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
@@ -216,10 +216,8 @@ def read_pieces(path: Path, backend: JsonObject, settings: JsonObject) -> Descri
 
     Raises: InputError, with the path, if they cannot be used.
     """
-    try:
+    with reading(str(path)):
         return DescribedPieces(json.dumps(backend).encode(), settings)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 # The parts of the file

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, not_utf8
 from bert_jax.text.normalize import Normalizer, blank_separated
 
 JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
@@ -50,9 +50,7 @@ def parse_vocab(content: bytes, where: object) -> list[str]:
         try:
             vocab.append(line.decode("utf-8").strip())
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"vocabulary {where}, line {number}: byte {line[error.start]:#04x} is not UTF-8; convert the file first"
-            ) from None
+            raise not_utf8(error, f"vocabulary {where}, line {number}") from None
     return vocab
 
 
@@ -157,20 +155,15 @@ def learn_vocab(
     if not alphabet:
         raise InputError("the input holds no words to learn a vocabulary from; give text")
     if len(vocab) > vocab_size:
-        raise InputError(
-            f"vocab_size {vocab_size} is too small for {len(reserved)} special and unused tokens and"
-            f" {len(vocab) - len(reserved)} of one character; use --vocab_size={len(vocab)} or more, or a smaller"
-            " --alphabet_size"
-        )
+        few = f"vocab_size {vocab_size} is too small for special, unused and one-character tokens"
+        raise InputError(f"{few}; use --vocab_size={len(vocab)} or more, or a smaller --alphabet_size")
     known = set(alphabet)
     words = {word: count for word, count in counts.items() if len(word) <= MAX_WORD_LENGTH and known.issuperset(word)}
     pieces = _PieceLearner(vocab, words)
     while len(pieces.vocab) < vocab_size:
         if not pieces.learn_one():
-            raise InputError(
-                f"vocab_size {vocab_size} is too large for this text: no more than {len(pieces.vocab)} tokens occur"
-                f" {MIN_COUNT} times; use --vocab_size={len(pieces.vocab)} or less, or more text"
-            )
+            most = f"--vocab_size={len(pieces.vocab)} or less, or more text"
+            raise InputError(f"vocab_size {vocab_size} is too large for this text; use {most}")
     num_words = sum(counts.values())
     return LearntVocab(
         vocab=pieces.vocab,

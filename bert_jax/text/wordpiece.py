@@ -195,9 +195,7 @@ def read_wordpiece(
     kind = config.get("tokenizer_class") or ""
     if kind not in CLASSES or not config.get("do_basic_tokenize", True):
         what = f", but {str(kind)[:80]}" if kind not in CLASSES else ""
-        raise InputError(
-            f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}; give {path} itself"
-        )
+        raise InputError(f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}")
     lowercase = is_lowercase(vocab, config, lowercase)
     return make_wordpiece(vocab, config | {"do_lower_case": lowercase, "strip_accents": strip_accents})
 

@@ -77,9 +77,7 @@ def main() -> None:
     """Reads the input, learns the vocabulary and writes it."""
     output = to_place(_OUTPUT.value)
     if not _OUTPUT.value or output.is_file():
-        raise InputError(
-            f"output {_OUTPUT.value!r} is not a directory; give --output=DIRECTORY, which may not exist yet"
-        )
+        raise InputError(f"output {_OUTPUT.value!r} is not a directory; give --output=DIRECTORY, a new one")
     for flag, kinds in _ONLY:
         if _KIND.value not in kinds and flag.present:
             raise InputError(f"--{flag.name} is for --kind={kinds[0]}, not for {_KIND.value}; leave it out")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 
 from bert_jax.devices.tuning import settings_for_programs, tune_process
-from bert_jax.errors import InputError
+from bert_jax.errors import TOO_MANY_FILES, InputError, are_too_many
 from bert_jax.storage import files
 from bert_jax.storage.places import check_workdir_place, to_place
 from bert_jax.storage.resolve import is_hub, resolve
@@ -78,8 +78,8 @@ def run(main: Callable[[], int | None]) -> None:
             raise
         except OSError as error:  # a full disk, a missing right
             reason = error.strerror or " ".join(str(error).split())
-            if files.are_too_many(error):
-                reason += f"; {files.TOO_MANY_FILES}"
+            if are_too_many(error):
+                reason += f"; {TOO_MANY_FILES}"
             print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)
             return 1
 

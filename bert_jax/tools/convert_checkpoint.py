@@ -79,10 +79,7 @@ def _check_flags(url: str) -> None:
         from bert_jax.checkpoints.hub import check_upload
 
         if _TO.value not in (None, *_OF_HUB):
-            raise InputError(
-                f"--to={_TO.value} cannot be uploaded; the hub's models are --to=hf, which may be left out, or "
-                "--to=sentence_transformers"
-            )
+            raise InputError(f"--to={_TO.value} cannot be uploaded; use --to=hf or --to=sentence_transformers")
         check_upload(url, _REVISION.value)
         return
     if _TO.value is None:
@@ -144,9 +141,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             print(f"largest difference of {name}: {difference:.3g}")
         left_out = [name for name, difference in largest.items() if not difference <= MOST[_DTYPE.value]]
         if left_out:
-            raise InputError(
-                f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"
-            )
+            raise InputError(f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}")
     return bert
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
 from bert_jax.data.sources.formats import check_encoding, check_line_ends, is_json_lines, read_line
-from bert_jax.errors import InputError
-from bert_jax.storage.files import NOT_UTF8, open_binary, reading
+from bert_jax.errors import InputError, not_utf8, reading
+from bert_jax.storage.files import open_binary
 from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
@@ -64,9 +64,7 @@ def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
-                ) from None
+                raise not_utf8(error, f"{name}{number}") from None
             yield f"{name}{number}", text.strip()
 
 

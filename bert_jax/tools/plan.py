@@ -47,18 +47,13 @@ JSON = flags.DEFINE_string("json", "", "file to write all figures to, as JSON")
 def main() -> int:
     """Prints the plan; returns 0 if it fits, 1 if not."""
     if CONFIG.value is None or not TOPOLOGY.value:
-        raise InputError(
-            "--config and --topology are needed, as in --config=pretrain:large,phase=2 --topology=v5e:16x16"
-        )
+        raise InputError("--config and --topology are needed, as in --config=pretrain:large --topology=v5e:16x16")
     if SEARCH.value and ROWS.value:
         raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")
     values = CONFIG.value.to_dict()
     is_task = "task" in values
     if is_task and (SEARCH.value or ROWS.value or ROW_LENGTH.value or PHASE.value > 1):
-        raise InputError(
-            "--search, --rows_per_chip, --row_length and --phase are of pre-training; fine-tuning is planned with the "
-            "rows of its data, so leave them out"
-        )
+        raise InputError("--search, --rows_per_chip, --row_length and --phase are of pre-training; leave them out")
     if JSON.value:
         check_file(JSON.value)
     config, about = (recipes.read_config(FinetuneConfig, values), None) if is_task else _pretraining(values)

@@ -129,10 +129,7 @@ def _check_one_text(predictor: "Predictor") -> None:
     try:
         _read(predictor, "a", "", is_text=True)
     except InputError:
-        raise InputError(
-            "--lines=text is for models that read one text, and this one reads several; leave it out, and write them "
-            "in a line with tabs between them"
-        ) from None
+        raise InputError("--lines=text is for models that read one text; leave it out") from None
 
 
 def _advice(predictor: "Predictor", line: str, where: str) -> str:

@@ -64,10 +64,8 @@ def find(value: str) -> str:
             "written with its path, such as my/recipe.py"
         )
     if (stem := re.fullmatch(r"(?:\./)?configs/(\w+)\.py", path)) and stem[1] in names():
-        raise InputError(
-            f"--config={value}: there is no such file here; the recipe that comes with bert_jax is "
-            f"--config={stem[1]}{colon}{argument}"
-        )
+        fix = f"the recipe that comes with bert_jax is --config={stem[1]}{colon}{argument}"
+        raise InputError(f"--config={value}: there is no such file here; {fix}")
     return value
 
 

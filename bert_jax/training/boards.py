@@ -52,10 +52,8 @@ class WandbBoard:
                 settings=wandb.Settings(console="off", silent=True),
             )
         except (wandb.Error, OSError) as error:
-            raise InputError(
-                f"report.to=wandb does not work ({one_line(error)[:120]}); log in with `wandb login`, or set "
-                "WANDB_MODE=offline"
-            ) from None
+            reason = one_line(error)[:120]
+            raise InputError(f"report.to=wandb does not work ({reason}); log in by `wandb login`") from None
 
     def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of a step. Steps that it has already seen, as after a kill, are dropped."""

@@ -76,42 +76,29 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
     """
     model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
     if tokenizer.vocab_size > model.vocab_size:
-        raise InputError(
-            f"the data's tokenizer has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}; "
-            "ids would be beyond the table, so raise it (0 takes the tokenizer's size)"
-        )
+        both = f"{tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}"
+        raise InputError(f"the data's tokenizer has {both}; raise it (0 takes the tokenizer's size)")
     for dataset in datasets:
         if not dataset.train.num_rows:
             raise InputError(f"{dataset.path} has no row to train on; prepare it from more text, or hold out less")
         if dataset.manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
-            raise InputError(
-                f"{dataset.path} was made with another vocabulary or casing than {config.data.path}; "
-                f"prepare it with --tokenizer={datasets[0].tokenizer_path}"
-            )
+            made = f"{dataset.path} was made with another vocabulary or casing than {config.data.path}"
+            raise InputError(f"{made}; prepare it with --tokenizer={datasets[0].tokenizer_path}")
         if dataset.row_length > model.max_positions:
-            raise InputError(
-                f"rows of {dataset.row_length} tokens in {dataset.path} are longer than model.max_positions "
-                f"{model.max_positions}; prepare shorter rows or raise it"
-            )
+            rows = f"rows of {dataset.row_length} tokens in {dataset.path}"
+            raise InputError(f"{rows} are longer than model.max_positions {model.max_positions}; raise it")
         if (config.model.causal or config.masking.causal_rate) and dataset.manifest["row"].get("predictions"):
             causal = "a causal model" if config.model.causal else f"masking.causal_rate {config.masking.causal_rate}"
-            raise InputError(
-                f"{dataset.path} has masks of its own, and {causal} predicts the next token of unmasked text; "
-                "import it with --masks=redraw"
-            )
+            raise InputError(f"{dataset.path} has masks of its own, unlike {causal}; import it with --masks=redraw")
         if config.masking.causal_rate and dataset.row_length > LONGEST_WHOLE:
-            raise InputError(
-                f"rows of {dataset.row_length} tokens in {dataset.path} are read in blocks, all rows alike; with "
-                f"masking.causal_rate {config.masking.causal_rate} use rows of {LONGEST_WHOLE} at most, or set it to 0"
-            )
+            rows = f"rows of {dataset.row_length} tokens in {dataset.path} are read in blocks, all alike"
+            raise InputError(f"{rows}; with masking.causal_rate use rows of {LONGEST_WHOLE} at most")
     check_rows(config, [dataset.row_length for dataset in datasets])
     labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
     for dataset, label in zip(datasets, labels):
         check_type_ids(model, int(label != "none"), str(dataset.path))
     if config.train.next_sentence and len(set(labels)) > 1:
-        raise InputError(
-            f"{config.data.path} was prepared with --next_sentence={labels[0]} and {config.phase2.path} with "
-            f"{labels[1]}; prepare both alike, or set train.next_sentence=False"
-        )
+        two = f"{config.data.path} was prepared with --next_sentence={labels[0]}, {config.phase2.path} with {labels[1]}"
+        raise InputError(f"{two}; prepare both alike, or set train.next_sentence=False")
     train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
     return ResolvedConfig(dataclasses.replace(config, model=model, train=train))

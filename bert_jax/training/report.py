@@ -63,9 +63,7 @@ class Reporter:
         if not enabled:
             return
         if importlib.util.find_spec("matplotlib") is None:  # checked now, not when the run ends
-            raise InputError(
-                "drawing curves.png needs the package matplotlib, which is not installed: pip install 'bert_jax[train]'"
-            )
+            raise InputError("drawing curves.png needs matplotlib: pip install 'bert_jax[train]'")
         place = to_place(workdir)
         if isinstance(place, RemotePath):
             self._store, self._spool = place, scratch(place)
@@ -109,10 +107,7 @@ class Reporter:
             except OSError as error:
                 raise cannot_write(self._file.name, error) from error
             if not os.path.exists(self._file.name):  # writing to a deleted file succeeds, and nobody can read it
-                raise StoppedError(
-                    f"{self._file.name} is gone: the work directory was deleted or moved under its run, which cannot "
-                    "keep what it learns; move it back and give the same command, or begin again"
-                )
+                raise StoppedError(f"{self._file.name} is gone: move the work directory back, or begin again")
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)
@@ -212,9 +207,7 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
         except (ValueError, RecursionError, schema.Mismatch) as error:
             if number < len(lines):
                 reason = " ".join(str(error).split())[:100]
-                raise InputError(
-                    f"metrics {path} is damaged at line {number}; delete this line to go on ({reason})"
-                ) from None
+                raise InputError(f"metrics {path} is damaged at line {number} ({reason}); delete this line") from None
         else:
             records.append({name: value if name == "kind" else _from_json(value) for name, value in record.items()})
     return [record for record in records if record["kind"] in kinds]

@@ -112,36 +112,24 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
         own = from_dict(ProbeConfig, teacher.task_settings.get("probe", {}), f"teacher.checkpoint {path}: probe")
         theirs, ours = _probe(own), _probe(about.probe)
         if teacher.task == about.head.name and theirs != ours:
-            raise InputError(
-                f"teacher.checkpoint {path} has the probe {theirs or 'none'}, and the student {ours or 'none'}; give "
-                "both the same task.probe"
-            )
+            both = f"the probe {theirs or 'none'}, and the student {ours or 'none'}"
+            raise InputError(f"teacher.checkpoint {path} has {both}; give both the same task.probe")
         there, head = {*teacher.params, *teacher.params["encoder"]}, _head_of(teacher, about)
         fits = there.issuperset(head.parts) and (about.vocab_size or teacher.task == about.head.name)
         if not about.head.can_learn or not fits:
             what = f"teaches {teacher.task}" if about.head.can_learn else "cannot be learnt from"
-            raise InputError(
-                f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}; give a model of that "
-                "task, or leave out teacher.checkpoint"
-            )
+            raise InputError(f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}")
         if teacher.tokenizer.fingerprint != about.tokenizer.fingerprint:
-            raise InputError(
-                f"teacher.checkpoint {path} has other tokens than the student; give one that reads the same ids"
-            )
+            raise InputError(f"teacher.checkpoint {path} has other tokens than the student; give one with the same ids")
         if sorted(teacher.labels) != sorted(about.labels):
             theirs, ours = (", ".join(labels)[:80] or "none" for labels in (teacher.labels, about.labels))
-            raise InputError(
-                f"teacher.checkpoint {path} has the classes {theirs}, and the student has {ours}; give the same"
-            )
+            raise InputError(f"teacher.checkpoint {path} has the classes {theirs}, and the student has {ours}")
         init = partial(init_params, teacher.config, head=head, num_outputs=about.num_outputs)
         if _shapes(teacher.params, head) != _shapes(jax.eval_shape(init, jax.random.key(0)), head):
             raise InputError(f"teacher.checkpoint {path} has another number of outputs than the student; give the same")
         if teacher.config.causal != about.model.causal or teacher.config.max_positions < about.length:
-            raise InputError(
-                f"teacher.checkpoint {path} has {teacher.config.max_positions} positions and causal "
-                f"{teacher.config.causal}; rows have {about.length} tokens, and the student has causal "
-                f"{about.model.causal}; give a model that reads such rows"
-            )
+            reads = f"{teacher.config.max_positions} positions and causal {teacher.config.causal}"
+            raise InputError(f"teacher.checkpoint {path} has {reads}; rows have {about.length} tokens")
         try:
             check_divisible(about.mesh, teacher.config)
         except InputError as error:

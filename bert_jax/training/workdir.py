@@ -47,9 +47,7 @@ def locked(workdir: Place) -> Iterator[None]:
             return stack.enter_context(lock_file(workdir / LOCK, keep=True))
 
         if holder := this_job().first_does(f"lock {workdir}", hold):
-            raise InputError(
-                f"workdir {workdir} is in use by another run ({holder}); wait for it or give another workdir"
-            )
+            raise InputError(f"workdir {workdir} is in use by another run ({holder}); wait for it, or give another")
         this_job().check_shared(workdir)
         if this_job().is_first:
             sweep_temporaries(workdir)
@@ -83,10 +81,8 @@ def _changes_of(
     if all(masked.most(length) == config.masking.most(length) for length in lengths):
         allowed = (*allowed, "masking.max_predictions")  # a limit that no sequence reaches, as 20 of 128 tokens
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
-        raise InputError(
-            f"workdir {workdir} is in its second phase, on other data than {config.phase2.path}; give "
-            "--config.phase2.path the data that this phase began with, or another workdir"
-        )
+        second = f"its second phase, on other data than phase2.path {config.phase2.path}"
+        raise InputError(f"workdir {workdir} is in {second}; give the data that it began with, or another workdir")
     return allowed
 
 
@@ -101,20 +97,14 @@ def check_workdir(
     path = workdir / "config.json"
     for model in (workdir / "pretrained", workdir / "finetuned"):
         if path.exists() and is_taken(model) and not (model / SEAL).exists():
-            raise InputError(
-                f"{model} lacks its {SEAL}, so it is not a whole model, and this run would not replace it when it is "
-                "trained; delete it, or move it away"
-            )
+            raise InputError(f"{model} lacks its {SEAL}, so it is not a whole model; delete it, or move it away")
     if not path.exists():
         if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         if workdir.is_dir() and not checkpoint_steps(workdir / "checkpoints"):
             names = {child.name for child in workdir.iterdir()}
             for name in (name for name in (*WRITTEN, *DIRECTORIES) if name in names):
-                raise InputError(
-                    f"workdir {workdir} holds {name}, which a run would replace, and no run; give a new or an empty "
-                    "directory"
-                )
+                raise InputError(f"workdir {workdir} holds {name}, which a run would replace; give a new directory")
         return
     kind = type(config)
     before = read_identity(workdir, kind)
@@ -128,10 +118,9 @@ def check_workdir(
     changed = [name for name in changed_keys(run, identity["run"]) if not is_among(name, may_change)]
     if changed:
         theirs = " ".join(f"--config.{name}={value_at(run, name)}" for name in changed)
-        raise InputError(
-            f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or resume "
-            f"with {theirs} (only {', '.join(may_change)} may change)"
-        )
+        names, free = ", ".join(changed), ", ".join(may_change)
+        fix = f"give another workdir, or resume with {theirs} (only {free} may change)"
+        raise InputError(f"workdir {workdir} belongs to a run with another {names}; {fix}")
 
 
 def settings_of(workdir: Place, kind: type) -> dict[str, Any]:
@@ -173,25 +162,15 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
     Raises: InputError if its "run" does not hold settings of the dataclass `kind`, or one has another type.
     """
     path = workdir / "config.json"
-    remedy = "delete it, and the next run here writes it again, or give another workdir"
-    try:
-        before = without_secrets(read_json(path))  # versions up to 0.2 left them in
-    except InputError as error:
-        raise InputError(f"{error}; {remedy}") from None
+    before = without_secrets(read_json(path))  # versions up to 0.2 left them in
     run = before.get("run") if isinstance(before, dict) else None
     sections = {field.name for field in dataclasses.fields(kind)}
+    remedy = "give another workdir, or delete the file if it is damaged: the next run here writes it again"
     if not isinstance(run, dict) or not isinstance(run.get("train"), dict) or not run.keys() <= sections:
-        raise InputError(
-            f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir, "
-            "or delete the file if it is damaged: the next run here writes it again"
-        )
+        raise InputError(f"{path} is of another kind of run, or damaged; {remedy}")
     if removed := [s for name, values in run.items() if isinstance(values, dict) for s in drop_removed(name, values)]:
-        raise InputError(
-            f"workdir {workdir} belongs to a run with {', '.join(removed)}, which this version cannot compute; go on "
-            "with the version that began it, or give another workdir"
-        )
-    form = schema.record({"run": schema.settings(kind)})
-    schema.check(before, form, path, f"it is damaged, so {remedy}")
+        raise InputError(f"{path} has {', '.join(removed)}, which this version cannot compute; use an older")
+    schema.check(before, schema.record({"run": schema.settings(kind)}), path, remedy)
     return before
 
 

@@ -9,12 +9,12 @@ import sys
 import textwrap
 import tokenize
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from paths import SETTINGS, in_markdown, load, sentence
 
-from bert_jax.settings.rules import affecting, is_among
+from bert_jax.settings.rules import affecting, bounds, is_among
 
 TYPES = {"int": "whole number", "float": "number", "str": "text", "bool": "True or False"}
 
@@ -91,7 +91,7 @@ def _walk(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
     kind = type(config)
-    comments, hints, found = _comments(kind), typing.get_type_hints(kind), _rules_of(kind, name)
+    comments = _comments(kind)
     settings = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -105,20 +105,13 @@ def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
                 TYPES[type(value).__name__],
                 shown(value),
                 sentence(description),
-                tuple(dict.fromkeys([*_choices(hints[field.name]), *found.ranges.get(field.name, ())])),
+                (bounds(field),) if bounds(field) else (),
                 is_among(full, free),
             )
         )
-    return Section(name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(found.messages)))
-
-
-def _choices(hint: Any) -> list[str]:
-    """Returns the rule that a type of fixed words is."""
-    return [_one_of(typing.get_args(hint))] if typing.get_origin(hint) is typing.Literal else []
-
-
-def _one_of(choices: Iterable[str]) -> str:
-    return "one of " + ", ".join(f"`{choice}`" if choice else '`""`' for choice in choices)
+    return Section(
+        name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(_messages(kind.validate, {})))
+    )
 
 
 def shown(value: Any) -> str:
@@ -149,63 +142,22 @@ def _comments(kind: type) -> dict[str, str]:
     return found
 
 
-class _Rules(NamedTuple):
-    ranges: dict[str, list[str]]
-    messages: list[str]
-
-
-def _rules_of(kind: type, name: str) -> _Rules:
-    """Returns what `validate` of a section asks: ranges and choices by field, and the messages of all other rules."""
-    found = _Rules({}, [])
-    if hasattr(kind, "validate"):
-        _read_rules(kind.validate, {}, found)
-    return found
-
-
-def _read_rules(function: Callable, bound: Mapping[str, str], found: _Rules) -> None:
+def _messages(function: Callable, bound: Mapping[str, str]) -> Iterator[str]:
+    """Yields the messages of the rules of several settings, in `validate` of a section and in what it calls."""
     module = vars(sys.modules[function.__module__])
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    loops = dict(bound)
-    constants: dict[str, Any] = {}
-    for node in ast.walk(definition):
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
-            names = [item.value for item in node.iter.elts if isinstance(item, ast.Constant)]
-            if len(names) == len(node.iter.elts):
-                loops[node.target.id] = f"{', '.join(names[:-1])} or {names[-1]}"
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            with_value = _value(node.value, module)
-            if with_value is not None:
-                constants[node.targets[0].id] = with_value
     for node in ast.walk(definition):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            found.messages.append(_message(node.exc.args[0], module, loops))
+            yield _message(node.exc.args[0], module, bound)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            _read_check(node, module | constants, found)
-
-
-def _read_check(node: ast.Call, module: Mapping[str, Any], found: _Rules) -> None:
-    """Takes note of one call of a checking function on `self`."""
-    name = typing.cast(ast.Name, node.func).id
-    arguments = [_value(argument, module) for argument in node.args]
-    arguments += [_value(keyword.value, module) for keyword in node.keywords]
-    function = module.get(name)
-    if name in ("check_positive", "check_not_negative", "check_rates"):
-        most = arguments[2] if len(arguments) > 2 else None
-        if name == "check_rates":
-            most = most or inspect.signature(function).parameters["most"].default
-            rule = f"from 0 to {most:g}"
-        else:
-            least = 1 if name == "check_positive" else 0
-            rule = f"{least} or more" if most is None else f"from {least} to {most}"
-        for field in arguments[1].split():
-            found.ranges.setdefault(field, []).append(rule)
-    elif name == "check_choice":
-        found.ranges.setdefault(arguments[1], []).append(_one_of(arguments[2]))
-    elif name == "check_numbers" or not inspect.isfunction(function):
-        return
-    elif isinstance(node.args[0], ast.Name) and node.args[0].id == "self":  # a rule that two sections share
-        names = list(inspect.signature(function).parameters)
-        _read_rules(function, {key: str(value) for key, value in zip(names[1:], arguments[1:])}, found)
+            called = module.get(node.func.id)
+            shared = isinstance(node.args[0], (ast.Name, ast.Constant)) and node.func.id.startswith("check_")
+            if inspect.isfunction(called) and shared:
+                values = [_value(argument, module) for argument in node.args]
+                names = inspect.signature(called).parameters
+                yield from _messages(
+                    called, {key: str(value) for key, value in zip(names, values) if value is not None}
+                )
 
 
 def _value(node: ast.expr, module: Mapping[str, Any]) -> Any:

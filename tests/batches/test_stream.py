@@ -198,15 +198,11 @@ def test_the_disk_holds_no_more_than_the_limit(server):
 
 def test_a_cache_that_is_too_small_is_refused(server):
     dataset = open_streamed(url_of(server), cache_gb=1.2e-5, window_mb=0.002)
-    with pytest.raises(
-        InputError, match=r"data.cache_gb 1.2e-05 is too small for the 8 streams of this process: two win"
-    ):
+    with pytest.raises(InputError, match=r"data.cache_gb 1.2e-05 is too small for the 8 streams of this process"):
         take(dataset.train, [0])
     dataset.close()
     dataset = open_streamed(url_of(server), cache_gb=5e-7)
-    with pytest.raises(
-        InputError, match=r"data.cache_gb leaves 0.0 MB for a part of http.*/data with blocks of 0.0 MB"
-    ):
+    with pytest.raises(InputError, match=r"data.cache_gb is too small for the blocks of http.*/data"):
         take(dataset.train, [0])
 
 
@@ -325,7 +321,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(server, local, tmp_path):
     manifest["splits"]["train"]["shards"][0]["bytes"] = 5
     (tmp_path / "data" / MANIFEST).write_text(json.dumps(manifest))
     server.root = tmp_path
-    with pytest.raises(InputError, match=r"gives train-00000-of-00003.npy 5 bytes, too few for \d+ rows of 45"):
+    with pytest.raises(InputError, match=r"manifest's bytes of train-00000-of-00003.npy are too few"):
         open_streamed(url_of(server))
 
 

@@ -152,7 +152,7 @@ def test_a_seal_has_the_checksums_of_the_store_and_finds_a_flipped_byte(sealed, 
 
 
 def test_a_work_directory_elsewhere_than_gs_is_refused_with_the_reason():
-    with pytest.raises(InputError, match=r"workdir s3://b/run cannot hold checkpoints: .*give gs://BUCKET/RUN"):
+    with pytest.raises(InputError, match="workdir s3://b/run cannot hold checkpoints"):
         check_workdir(to_place("s3://b/run"), {}, PretrainConfig())
     assert str(to_place("gcs://b/run")) == "gs://b/run"
     assert places.is_taken(to_place("memory://nothing/here")) is False

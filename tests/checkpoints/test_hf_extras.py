@@ -33,10 +33,10 @@ def test_an_adapter_is_no_model(model):
     for kept in (True, False):
         if not kept:
             (model / "config.json").unlink()
-        with pytest.raises(InputError, match=r"is an adapter of PEFT, which changes the model .org/base.; merge them"):
+        with pytest.raises(InputError, match="adapter of"):
             load_pretrained(model)
     (model / "adapter_model.safetensors").rename(model / "adapter_model.bin")
-    with pytest.raises(InputError, match="is an adapter of PEFT"):
+    with pytest.raises(InputError, match="adapter of"):
         load_pretrained(model)
 
 
@@ -45,7 +45,7 @@ def test_an_adapter_is_no_model(model):
 )
 def test_a_variant_is_named(model, name):
     (model / "model.safetensors").rename(model / name)
-    with pytest.raises(InputError, match=r"has .*, the variant fp16 of a model, and no model.safetensors; rename it"):
+    with pytest.raises(InputError, match=r"and no model\.safetensors; rename it"):
         load_pretrained(model)
 
 
@@ -63,18 +63,16 @@ def test_names_that_a_trainer_put_before_are_read(model, prefix):
     assert (found.params["encoder"]["embeddings"]["word"]["embedding"] == expected).all() and not found.notes
 
 
-def test_a_prefix_is_that_of_every_name(tmp_path):
+def test_a_prefix_is_that_of_every_name():
     known = lambda names: "words" in list(names)  # noqa: E731
-    assert find_prefix(["module.model.words", "module.model.b"], known, tmp_path) == "module.model."
-    assert find_prefix(["module.words", "b"], known, tmp_path) == find_prefix(["words"], known, tmp_path) == ""
+    assert find_prefix(["module.model.words", "module.model.b"], known) == "module.model."
+    assert find_prefix(["module.words", "b"], known) == find_prefix(["words"], known) == ""
 
 
 def test_a_model_that_peft_changed_is_named(model):
     tensors = load_file(model / "model.safetensors")
     save_file({f"base_model.model.{name}": array for name, array in tensors.items()}, model / "model.safetensors")
-    with pytest.raises(
-        InputError, match=r"begin with 'base_model\.model\.', as PEFT writes them; save the model after"
-    ):
+    with pytest.raises(InputError, match=r"base_model\.model\."):
         load_pretrained(model)
 
 

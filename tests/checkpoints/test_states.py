@@ -225,7 +225,7 @@ def test_a_metric_that_is_no_number_is_never_best(tmp_path):
 
 def test_a_directory_without_files_is_not_sealed_and_not_whole(tmp_path):
     about = {"step": 1, "metric": None, "arrays": {"x": ["float32", [1]]}, "notes": {}}
-    with pytest.raises(InputError, match="has no file to seal, so something else moved it"):
+    with pytest.raises(InputError, match="something else moved it"):
         seal(tmp_path / "moved", about)
     assert not (tmp_path / "moved").exists()
     (tmp_path / SEAL).write_text(json.dumps(about | {"files": {}}))
@@ -327,7 +327,7 @@ def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abs
 def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
     checkpoints = save_all(tmp_path / "c", {1: None})
     monkeypatch.setattr("bert_jax.checkpoints.states.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-    with pytest.raises(InputError, match=r"no space for a checkpoint .* 0 MB free; what was saved before"):
+    with pytest.raises(InputError, match="0 MB free; what was saved"):
         checkpoints.save(2, make_state(2))
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["00000001"]
 
@@ -520,7 +520,7 @@ def test_what_another_process_could_not_write_ends_this_one_too(tmp_path, monkey
     checkpoints = save_all(tmp_path / "c", {1: None})
     checkpoints.save(2, make_state(2))
     monkeypatch.setattr("bert_jax.devices.job.Job.any_process", lambda job, topic, value: True)
-    with pytest.raises(InputError, match=r"another process could not write a checkpoint to .* its own message"):
+    with pytest.raises(InputError, match="another process could not write a checkpoint to"):
         checkpoints.wait()
 
 

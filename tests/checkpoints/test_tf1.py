@@ -187,7 +187,7 @@ def test_every_name_of_a_released_model_is_one_of_ours(chinese):
         intermediate_size=3072, max_positions=512,
     )  # fmt: skip
     wrong = shapes | {"bert/encoder/layer_7/intermediate/dense/kernel": (3072, 768)}
-    with pytest.raises(InputError, match=r"layer_7/intermediate/dense/kernel has shape \(3072, 768\) where"):
+    with pytest.raises(InputError, match=r"layer_7/intermediate/dense/kernel has shape \(3072, 768\)"):
         to_params(lambda name: np.zeros(shapes[name], np.float32), wrong, "tf1", config, "x")
     with pytest.raises(InputError, match=r"x holds 1 tensors that this model has no place for: bert/strange"):
         to_params(lambda name: np.zeros(shapes[name], np.float32), shapes | {"bert/strange": (1,)}, "tf1", config, "x")
@@ -207,9 +207,9 @@ def test_every_name_of_a_released_model_is_one_of_ours(chinese):
 def test_the_released_index_alone_is_refused(chinese, shared_data, tmp_path):
     for path in chinese.iterdir():
         shutil.copy(path, tmp_path)
-    assert "has no vocab.txt" in refusal(tmp_path)
+    assert "vocab.txt does not exist" in refusal(tmp_path)
     shutil.copy(shared_data / "vocab" / "bert-base-chinese-vocab.txt", tmp_path / "vocab.txt")
-    assert "bert_model.ckpt.data-00000-of-00001 does not exist, and" in refusal(tmp_path)
+    assert "bert_model.ckpt.data-00000-of-00001 does not exist" in refusal(tmp_path)
 
 
 # What earlier versions wrote
@@ -361,27 +361,25 @@ def test_settings_that_are_not_given_are_googles_defaults(saved):
         "bert_config.json: extra is nothing that Google's BERT reads, and is not used"
     ]
     change_json(saved / "bert_config.json", **given | {"type_vocab_size": ...})
-    assert "token_type_embeddings has shape (2, 32) where the configuration beside it asks for (16, 32)" in refusal(
-        saved
-    )
+    assert "token_type_embeddings has shape (2, 32)" in refusal(saved)
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"hidden_act": "relu"}, 'hidden_act is "relu", which this BERT cannot compute; it can with gelu'),
+        ({"hidden_act": "relu"}, 'hidden_act is "relu"'),
         ({"hidden_act": None}, "hidden_act is null"),
-        ({"vocab_size": ...}, "has no vocab_size"),
+        ({"vocab_size": ...}, "the table of words 0 rows"),
         ({"hidden_size": "32"}, 'model.hidden_size is "32", a text; use a whole number'),
         ({"num_attention_heads": 5}, "is not divisible by model.num_heads 5"),
         ({"vocab_size": 999}, "167 tokens and the table of words 999 rows"),
         ({"num_hidden_layers": 3}, "lacks 16 tensors of this model: bert/encoder/layer_2/"),
         ({"num_hidden_layers": 1}, "holds 16 tensors that this model has no place for: bert/encoder/layer_1/"),
-        ({"intermediate_size": 65}, "has shape (32, 64) where the configuration beside it asks for (32, 65)"),
-        ({"bert_jax": 1}, "does not hold the settings of a BERT"),
-        ({"bert_jax": {"labels": "ab"}}, "does not hold the settings of a BERT"),
-        ({"bert_jax": {"labels": ["a"]}}, "names 1 classes, and the classifier has another number"),
-        ({"bert_jax": {"activation": "swish"}}, "'swish' is unknown; use one of gelu_tanh, gelu_exact"),
+        ({"intermediate_size": 65}, "the configuration beside it"),
+        ({"bert_jax": 1}, "another kind of file"),
+        ({"bert_jax": {"labels": "ab"}}, "labels are 2"),
+        ({"bert_jax": {"labels": ["a"]}}, "and the classifier has"),
+        ({"bert_jax": {"activation": "swish"}}, "one of gelu_tanh, gelu_exact"),
     ],
 )
 def test_configurations_that_do_not_fit(saved, changes, problem):
@@ -399,26 +397,26 @@ def test_missing_and_damaged_files_are_named(saved):
     changed = bytearray(content)
     changed[len(content) // 2] ^= 1
     data_path(prefix).write_bytes(changed)
-    assert "bert_model.ckpt.data-00000-of-00001: the checksum of tensor bert/encoder/layer_" in refusal(saved)
+    assert "the checksum of tensor bert/encoder/layer_" in refusal(saved)
     data_path(prefix).write_bytes(content[:-1])
-    assert "the file is cut short" in refusal(saved)
+    assert "copy it again" in refusal(saved)
     data_path(prefix).write_bytes(content)
     (saved / "vocab.txt").rename(saved / "vocab")
-    assert "saved has no vocab.txt; copy the one" in refusal(saved)
+    assert "holds no vocab.txt" in refusal(saved)
     (saved / "vocab").rename(saved / "vocab.txt")
     (saved / "bert_config.json").write_text("[]")
-    assert "does not hold the settings of a BERT" in refusal(saved)
+    assert "another kind of file" in refusal(saved)
     (saved / "bert_config.json").write_text("{")
-    assert "not valid JSON" in refusal(saved)
+    assert "damaged or another kind of file" in refusal(saved)
     (saved / "bert_config.json").unlink()
-    assert "bert_config.json does not exist; copy the bert_config.json and vocab.txt" in refusal(saved)
+    assert "bert_config.json does not exist" in refusal(saved)
 
 
 def test_other_variables_are_listed(saved):
     rewrite(saved, lambda tensors: tensors | {"bert/adapter/kernel": np.zeros(2, np.float32)})
     assert "holds 1 tensors that this model has no place for: bert/adapter/kernel" in refusal(saved)
     rewrite(saved, lambda tensors: {"_CHECKPOINTABLE_OBJECT_GRAPH": np.zeros(1, np.uint8)})
-    assert "is a checkpoint of TensorFlow 2's objects" in refusal(saved)
+    assert "of TensorFlow 2's objects" in refusal(saved)
 
 
 def test_smaller_floating_point_numbers_are_widened(saved, params):

@@ -191,5 +191,5 @@ def test_options_name_packing_only_where_rows_are_packed(unpacked, packed):
     assert "pack" not in before
     assert before == PrepareOptions(**before).identity() == PrepareOptions(**before, pack=0).identity()
     assert files.read_json(packed / records.MANIFEST)["identity"]["options"] == before | {"pack": 3}
-    with pytest.raises(InputError, match=r"pack 65 is not in 0\.\.64"):
+    with pytest.raises(InputError, match="pack 65 is not"):
         PrepareOptions(pack=65).validate()

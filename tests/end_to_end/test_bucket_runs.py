@@ -161,7 +161,7 @@ def test_a_second_run_is_refused_and_one_that_lost_its_lease_stops(repository, d
         assert (
             len(errors) == 1 and f"workdir {workdir} is in use by another run (process {first[0].pid} on " in errors[0]
         )
-        assert "wait for it or give another workdir" in errors[0] and "Traceback" not in told[0]
+        assert "wait for it, or give another" in errors[0] and "Traceback" not in told[0]
 
         other = {"name": "another", "pid": 1, "host": "elsewhere", "expire_seconds": 60}
         bucket_server.write(f"{workdir}/{LEASE}", json.dumps(other).encode())

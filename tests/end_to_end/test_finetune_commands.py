@@ -269,7 +269,7 @@ def test_choices_for_people_and_lines_that_need_several_texts(repository, tmp_pa
     assert json.loads(text) == ["the", "ban", "ber"]
     assert sorted(part.split()[0] for part in shown.strip().split("  ")) == ["0", "1"] and shown.count("%") == 2
     result = tool(repository, "predict", checkpoint=model, text="the\tban\tber\n", lines="text")
-    assert_one_line(result, "--lines=text is for models that read one text, and this one reads several; leave it out")
+    assert_one_line(result, "--lines=text is for models that read one text; leave it out")
 
 
 @pytest.mark.slow

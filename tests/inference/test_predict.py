@@ -125,7 +125,7 @@ def test_compressed_lines(tmp_path, compress):
         assert list(read_input(stream, "in.txt"))[-1] == ("in.txt:50000", "49999 one")
     (tmp_path / "in.txt").write_bytes(content[:-9])
     with (
-        pytest.raises(InputError, match=r"in.txt is truncated or damaged"),
+        pytest.raises(InputError, match=r"in.txt is damaged or another kind of file"),
         open_lines(str(tmp_path / "in.txt")) as stream,
     ):
         list(read_input(stream, "in.txt"))

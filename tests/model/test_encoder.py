@@ -109,7 +109,7 @@ def test_gradients_of_no_rows_are_zero():
 @pytest.mark.parametrize(
     ("changes", "head", "problem"),
     [
-        ({"positions": "rope"}, "masked_lm", "model.positions 'rope' is unknown; use one of learned"),
+        ({"positions": "rope"}, "masked_lm", "model.positions .rope. is not one of learned"),
         ({"num_heads": 5}, "masked_lm", "model.hidden_size 32 is not divisible by model.num_heads 5"),
         ({"vocab_size": 0}, "masked_lm", "model.vocab_size is 0, and a model has words"),
         ({}, "token_classification", "num_outputs is 0, so the classifier has no outputs"),

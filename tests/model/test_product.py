@@ -101,5 +101,5 @@ def test_the_precision_is_that_of_a_probe_too(precision):
 
 
 def test_the_highest_precision_is_for_float32():
-    with pytest.raises(InputError, match="matmul_precision highest is for products of float32"):
+    with pytest.raises(InputError, match="matmul_precision highest needs"):
         tiny_model(matmul_precision="highest", compute_dtype="bfloat16").validate()

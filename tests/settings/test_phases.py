@@ -88,12 +88,12 @@ def test_what_may_change_follows_from_where_the_run_is():
     before = to_dict(two_phases("data"))
     for steps in (0, 4, 7):  # the second phase has not begun
         assert {"phase2", "train.num_steps"} <= set(may_change(before, two_phases("data", num_steps=9), steps))
-    with pytest.raises(InputError, match=r"has taken 7 steps of its first .* train.num_steps is 6; use 7 or more"):
+    with pytest.raises(InputError, match=r"train\.num_steps"):
         may_change(before, two_phases("data", num_steps=6), 7)
     later = may_change(before, two_phases("data"), 8)
     assert "phase2.num_steps" in later and "phase2" not in later and "train.num_steps" not in later
     for undone in (two_phases("data", num_steps=9), tiny_run("data", train=TrainConfig(num_steps=7))):
-        with pytest.raises(InputError, match=r"has begun after step 7, .* would undo it; keep train.num_steps=7"):
+        with pytest.raises(InputError, match=r"keep train\.num_steps=7"):
             may_change(before, undone, 8)
     alone = to_dict(tiny_run("data"))
     del alone["phase2"]  # as a run of an earlier version
@@ -128,13 +128,13 @@ def moments_state():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"path": ""}, "phase2.path is empty and phase2.num_steps is 5; give --config.phase2.path=DIR"),
+        ({"path": ""}, r"phase2\.path is empty"),
         ({"path": "nowhere"}, "nowhere does not exist; give a data set"),
-        ({"max_predictions": 0}, r"have 48 tokens, those of .* 32, .* is 5 for both; set phase2.max_predictions, to 8"),
-        ({"batch_size": 10, "accumulate": 4}, "batch_size 10 is not divisible by its accumulate 4; use 8 or 12"),
-        ({"schedule": "continue"}, "'continue' takes rate and warm-up from optimizer"),
-        ({"schedule": "again"}, "phase2.schedule 'again' is unknown; use one of restart, continue"),
-        ({"num_steps": -1}, "phase2.num_steps -1 is below 0"),
+        ({"max_predictions": 0}, r"is 5 for both; set phase2\.max_predictions"),
+        ({"batch_size": 10, "accumulate": 4}, "batch_size 10 is not divisible by"),
+        ({"schedule": "continue"}, "phase2.schedule continue has no learning_rate"),
+        ({"schedule": "again"}, "one of restart, continue"),
+        ({"num_steps": -1}, r"phase2\.num_steps -1 is"),
     ],
 )
 def test_a_second_phase_that_cannot_be_is_refused_before_the_first_begins(
@@ -149,7 +149,7 @@ def test_a_second_phase_that_cannot_be_is_refused_before_the_first_begins(
 
 def test_data_of_another_kind_are_refused(toy_data, tmp_path):
     alone = make_dataset(tmp_path, next_sentence="none")
-    with pytest.raises(InputError, match=r"with --next_sentence=nsp and .* with none; prepare both alike"):
+    with pytest.raises(InputError, match="with none; prepare both alike"):
         train(two_phases(toy_data, alone), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

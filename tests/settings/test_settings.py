@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.model.parts import Dropout
 from bert_jax.settings.finetuning import (
     EmbeddingConfig,
     FinetuneConfig,
-    FinetuneDataConfig,
     FinetuneModelConfig,
     FinetuneTrainConfig,
     ProbeConfig,
@@ -23,14 +23,11 @@ from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, chec
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
-    EvalConfig,
     MaskingConfig,
     MeshConfig,
     OptimizerConfig,
     Phase2Config,
     PretrainConfig,
-    TeacherConfig,
-    TrainConfig,
 )
 from bert_jax.settings.relatives import BLOCKS, Block
 from bert_jax.settings.rules import Affects, affecting, changed_keys, from_dict, is_among, to_dict
@@ -51,7 +48,7 @@ def test_google_sizes():
 @pytest.mark.parametrize("section", ["optimizer", "phase2"])
 def test_a_warm_up_is_said_in_one_way(section):
     config = from_dict(PretrainConfig, {section: {"warmup_steps": 100, "warmup_rate": 0.1}})
-    with pytest.raises(InputError, match=rf"{section}.warmup_rate 0.1 and {section}.warmup_steps 100 .* set {section}"):
+    with pytest.raises(InputError, match=rf"{section}.warmup_rate and {section}.warmup_steps both set"):
         getattr(config, section).validate()
 
 
@@ -89,43 +86,12 @@ def test_what_would_change_nothing_is_refused(setting):
     for name in ("classification", "cola", "of_my_own", "multilabel", "ner", "stsb"):
         values = {"task": {"name": name, **setting}, "data": {"path": "x"}, "init_checkpoint": "y"}
         refused = name in ("multilabel", "ner", "stsb")
-        with pytest.raises(InputError, match="is for texts of one class each") if refused else contextlib.nullcontext():
+        with pytest.raises(InputError, match="are for texts of") if refused else contextlib.nullcontext():
             from_dict(FinetuneConfig, values).validate()
 
 
 def test_whole_numbers_are_taken_for_floats():
     assert from_dict(PretrainConfig, {"optimizer": {"learning_rate": 1}}).optimizer.learning_rate == 1.0
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (dataclasses.replace(ModelConfig(), num_heads=7), "768 is not divisible by model.num_heads 7; use 763 or 770"),
-        (ModelConfig(activation="silu"), "gelu_tanh, gelu_exact, relu"),
-        (ModelConfig(family="robreta"), "model.family 'robreta' is unknown; use one of bert, roberta"),
-        (ModelConfig(positions="relative"), "use one of learned, none, rotary"),
-        (ModelConfig(positions="rotary", position_offset=2), "position_offset 2 is of a learned table"),
-        (ModelConfig(positions="rotary", hidden_size=36, num_heads=12), "heads have 3 numbers"),
-        (ModelConfig(norm="inside"), "use one of after, before"),
-        (ModelConfig(feed_forward="wide"), "use one of plain, gated"),
-        (ModelConfig(pooling="max"), "use one of cls, mean"),
-        (ModelConfig(initializer="none"), "use one of same, depth"),
-        (ModelConfig(rotary_theta=0.5), "model.rotary_theta 0.5 is not from 1 to 1e12"),
-        (ModelConfig(window=-1), "model.window -1 is below 0"),
-        (ModelConfig(global_every=0), "model.global_every 0 is below 1"),
-        (ModelConfig(type_vocab_size=-1), "model.type_vocab_size -1 is below 0"),
-        (OptimizerConfig(schedule="step"), "use one of linear, cosine, stable"),
-        (OptimizerConfig(schedule="cosine", decay_power=0.5), "decay_power 0.5 is of optimizer.schedule=linear"),
-        (OptimizerConfig(schedule="stable", decay_rate=2.0), "decay_rate 2.0 is not a rate"),
-        (dataclasses.replace(ModelConfig(), hidden_dropout_rate=1.5), "is not a rate"),
-        (MaskingConfig(mask_rate=0.8, random_rate=0.3), "above 1"),
-        (CheckpointConfig(keep_last=1), "use 2 or more"),
-        (MeshConfig(data=-1, fsdp=-1), "at most once"),
-    ],
-)
-def test_rules(config, expected):
-    with pytest.raises(InputError, match=expected):
-        config.validate()
 
 
 INFINITE, NO_NUMBER = float("inf"), float("nan")
@@ -134,47 +100,44 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (DataConfig(path="p", seed=-1), "data.seed -1 is below 0; use 0 or more"),
-        (FinetuneDataConfig(source="p", seed=-1), "data.seed -1 is below 0; use 0 or more"),
-        (MaskingConfig(seed=2**63), "masking.seed 9223372036854775808 is not in -9223372036854775807"),
-        (TrainConfig(seed=-(2**70)), "train.seed -1180591620717411303424 is not in"),
-        (DataConfig(path="p", batch_size=10**8), "data.batch_size 100000000 is above 1048576; use 1048576 at most"),
-        (FinetuneDataConfig(source="p", batch_size=10**8), "data.batch_size 100000000 is above 1048576"),
-        (EvalConfig(batch_size=10**8), "eval.batch_size 100000000 is above 1048576"),
-        (Phase2Config(batch_size=10**8), "phase2.batch_size 100000000 is above 1048576"),
-        (ModelConfig(hidden_size=10**300), r"model.hidden_size 10{50,}\.\.\. is beyond 16777216, the largest"),
-        (ModelConfig(num_layers=10**5000), "model.num_layers a number of thousands of digits is beyond"),
-        (TrainConfig(num_steps=2**31), "train.num_steps 2147483648 is not in"),
-        (ModelConfig(layer_norm_epsilon=INFINITE), "model.layer_norm_epsilon inf is not above 0 and below 1"),
-        (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon nan is not finite; use a number"),
-        (OptimizerConfig(learning_rate=INFINITE), "optimizer.learning_rate inf is not finite"),
-        (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm inf is not finite"),
-        (OptimizerConfig(clip_norm=1e39), "optimizer.clip_norm 1e[+]39 does not fit in float32; use 0, or a"),
-        (OptimizerConfig(epsilon=1e-60), "optimizer.epsilon 1e-60 does not fit in float32"),
-        (OptimizerConfig(epsilon=1e39), "optimizer.epsilon 1e[+]39 does not fit in float32"),
-        (Phase2Config(learning_rate=1e39), "phase2.learning_rate 1e[+]39 does not fit in float32"),
-        (ModelConfig(initializer_stddev=1e39), "model.initializer_stddev 1e[+]39 does not fit in float32"),
-        (ModelConfig(layer_norm_epsilon=1e-60), "model.layer_norm_epsilon 1e-60 does not fit in float32"),
-        (TeacherConfig(temperature=1e-60), "teacher.temperature 1e-60 does not fit in float32"),
-        (EmbeddingConfig(temperature=1e-60), "embedding.temperature 1e-60 does not fit in float32"),
-        (EmbeddingConfig(projection_size=2**31 - 1), "embedding.projection_size 2147483647 is above 16777216"),
-        (ProbeConfig(num_layers=2**31 - 1), "probe.num_layers 2147483647 is above 100; use 100 at most"),
-        (DataConfig(path="p", window_mb=1e300), "data.window_mb 1e[+]300 does not fit in float32"),
-        (SweepConfig(seeds=2**31 - 1), "sweep.seeds 2147483647 is above 10000; use 10000 at most"),
+        # one of each kind of bound that a field has
+        (ModelConfig(activation="silu"), 'model.activation "silu" is not one of gelu_tanh, gelu_exact, relu'),
+        (ModelConfig(family="robreta"), 'model.family "robreta" is not one of bert, roberta'),
+        (TaskConfig(name="x", activation="silu"), "task.activation \"silu\" is not one of '', sigmoid"),
+        (ModelConfig(window=-1), "model.window -1 is not from 0 to 16777216"),
+        (ModelConfig(hidden_size=10**300), r"model.hidden_size 10{50,}\.\.\. is not from 1 to 16777216"),
+        (ModelConfig(num_layers=10**5000), "model.num_layers a number of thousands of digits is not from 1"),
+        (ModelConfig(hidden_dropout_rate=0.999995), "model.hidden_dropout_rate 0.999995 is not from 0 to 0.9999"),
+        (FinetuneModelConfig(attention_dropout_rate=1.5), "model.attention_dropout_rate 1.5 is not from 0 to 0.9999"),
+        (MaskingConfig(seed=2**63), "masking.seed 9223372036854775808 is not from 0 to 9223372036854775807"),
+        (DataConfig(path="p", batch_size=10**8), "data.batch_size 100000000 is not from 1 to 1048576"),
+        (DataConfig(path="p", window_mb=0.0), "data.window_mb 0.0 is not from 1e-37 to 1e[+]38"),
+        (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon NaN is not from 1e-37 to 1e[+]38"),
+        (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm Infinity is not from 0 to 1e[+]38"),
+        (MeshConfig(data=-2), "mesh.data -2 is not from -1"),
+        (CheckpointConfig(keep_last=1), "checkpoint.keep_last 1 is not from 2"),
+        (FinetuneTrainConfig(num_epochs=1e30), "train.num_epochs 1e[+]30 is not from 1e-37 to 1e[+]06"),
+        (EmbeddingConfig(temperature=1e-60), "embedding.temperature 1e-60 is not from 1e-05"),
+        (TaskConfig(name="x", probe=ProbeConfig(num_layers=1000)), "probe.num_layers 1000 is not from 1 to 100"),
+        (PrepareOptions(pack=65), "pack 65 is not from 0 to 64"),
+        # rules of several settings
+        (dataclasses.replace(ModelConfig(), num_heads=7), r"768 is not divisible by model.num_heads 7; use 763 or 770"),
+        (ModelConfig(positions="rotary", position_offset=2), "position_offset 2 needs model.positions=learned"),
+        (ModelConfig(positions="rotary", hidden_size=36, num_heads=12), "heads have 3 numbers"),
+        (ModelConfig(gradient_dtype="bfloat16"), "gradient_dtype bfloat16 needs model.compute_dtype=bfloat16"),
+        (OptimizerConfig(schedule="cosine", decay_power=0.5), "decay_power 0.5 needs optimizer.schedule=linear"),
+        (MaskingConfig(mask_rate=0.8, random_rate=0.3), "above 1"),
+        (MaskingConfig(max_ngram=3), "masking.max_ngram 3 needs masking.whole_word=True"),
+        (MeshConfig(data=-1, fsdp=-1), "at most once"),
+        (Phase2Config(num_steps=1), "phase2.path is empty"),
+        (Phase2Config(schedule="continue", warmup_steps=1), "phase2.schedule continue has no"),
+        (ProbeConfig(train_encoder=True), "task.probe.train_encoder needs task.probe.features"),
         (SweepConfig(learning_rates="5e-5,1e39"), '"5e-5,1e39" is not a list of numbers above 0, up to 1e38'),
-        (SweepConfig(learning_rates="5e-5,1e-60"), '"5e-5,1e-60" is not a list of numbers above 0'),
-        (
-            TaskConfig(name="x", class_weights="1,1e39"),
-            "task.class_weights '1,1e39' is not numbers from 0 up to 1e15",
-        ),
         (TaskConfig(name="x", thresholds="0.5,-5"), "task.thresholds '0.5,-5' is not numbers from 0 up"),
-        (FinetuneTrainConfig(num_epochs=INFINITE), "train.num_epochs inf is not finite"),
-        (FinetuneTrainConfig(num_epochs=1e30), "train.num_epochs 1e[+]30 is not above 0 and 1,000,000 at most"),
-        (ModelConfig(hidden_dropout_rate=0.999995), "hidden_dropout_rate 0.999995 is not a rate; .* 0.9999 at most"),
-        (FinetuneModelConfig(attention_dropout_rate=0.999995), "model.attention_dropout_rate 0.999995 is not a rate"),
+        (PrepareOptions(language="German"), "language 'German' is not an ISO 639 code"),
     ],
 )
-def test_numbers_that_nothing_can_be_computed_with(config, expected):
+def test_rules(config, expected):
     with pytest.raises(InputError, match=expected) as caught:
         config.validate()
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
@@ -193,10 +156,10 @@ def test_what_is_no_section_is_one_short_line(values):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
-def test_a_float_that_is_too_large_is_one_short_line():
-    with pytest.raises(InputError, match=r"config.optimizer.learning_rate is 1000.*, beyond what a float") as caught:
-        from_dict(PretrainConfig, {"optimizer": {"learning_rate": 10**400}})
-    assert len(str(caught.value)) < 200
+def test_a_whole_number_that_no_float_holds_is_one_short_line():
+    config = from_dict(OptimizerConfig, {"learning_rate": 10**400})
+    with pytest.raises(InputError, match=r"optimizer.learning_rate .* is not from 0 to 1e[+]38"):
+        config.validate()
 
 
 @pytest.mark.parametrize(("types", "largest", "refused"), [(1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True)])

@@ -68,14 +68,14 @@ def test_a_document_has_a_bound(tmp_path, monkeypatch, start, line):
     write_zstd(tmp_path / "lines.zst", line * (MIB // 64 // len(line)), 64)
     (tmp_path / "x.zst").write_bytes(zstd.compress(start) + (tmp_path / "lines.zst").read_bytes())
     message, peak = peak_of(documents, str(tmp_path / "x.zst"))
-    assert "the document that ends here or later has more than 1 MiB; part documents by blank lines" in message
+    assert "has more than 1 MiB; part" in message
     assert peak < 4 * MIB
 
 
 def test_a_document_of_json_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LONGEST_DOCUMENT", MIB)
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n' + json.dumps({"text": "a\n" * 100_000}) + "\n")
-    with pytest.raises(InputError, match=r"x.jsonl, line 2: the document .* has more than 1 MiB"):
+    with pytest.raises(InputError, match=r"x\.jsonl, line 2: the document"):
         documents(str(tmp_path / "x.jsonl"))
 
 
@@ -199,5 +199,5 @@ def test_a_damaged_sentencepiece_model_is_answered_soon(repository, tmp_path, ki
 
 def test_integers_without_end_are_read_soon():
     """Before, the time grew with the square of the size."""
-    with pytest.raises(InputError, match="not a whole SentencePiece model"):
+    with pytest.raises(InputError, match="the SentencePiece model is damaged"):
         SentencePieces(b"\xff" * (4 * MIB), True)

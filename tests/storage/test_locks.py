@@ -19,7 +19,7 @@ from bert_jax.data.prepare import PrepareOptions
 from bert_jax.storage import locks, writing
 
 HOLDER = f"process {os.getpid()} on {socket.gethostname()}"
-BUSY = rf"is being written by another command \({HOLDER}\); wait for it, or choose another output"
+BUSY = rf"is being written by another command \({HOLDER}\); choose another"
 OPTIONS = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1)
 
 

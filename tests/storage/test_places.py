@@ -83,7 +83,7 @@ def test_json_is_written_whole_or_not_at_all(root):
     with pytest.raises(InputError, match=r"none.json does not exist"):
         read_json(root / "none.json")
     (root / "bad.json").write_bytes(b"{")
-    with pytest.raises(InputError, match="is not valid JSON"):
+    with pytest.raises(InputError, match="is damaged or another kind of file"):
         read_json(root / "bad.json")
 
 
@@ -283,12 +283,12 @@ def test_a_lost_answer_to_a_write_is_no_lost_lease(root, soon, monkeypatch):
 
 def test_two_commands_do_not_write_one_output(root, soon):
     with locked(root / "out"):
-        with pytest.raises(InputError, match=r"is being written by another command \(process \d+ on .*; wait for it"):
+        with pytest.raises(InputError, match=r"is being written by another command \(process"):
             with locked(root / "out"):
                 pass
         with locked(root / "out2"):
             pass
-    with pytest.raises(InputError, match="only gs:// and s3:// have writes that fail"):
+    with pytest.raises(InputError, match="give a place in gs:// or s3://"):
         with leases.lease("http://localhost/run/.lease", "http://localhost/run"):
             pass
 

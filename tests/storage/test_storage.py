@@ -87,7 +87,7 @@ def test_zstd_that_was_cut_off_is_an_error(tmp_path, num_bytes):
         path.write_bytes(content)
         with pytest.raises(
             InputError,
-            match=r"text.zst is truncated or damaged \(Compressed file ended",
+            match=r"text\.zst is damaged or another kind of file",
         ):
             with files.reading("text.zst"), files.open_binary(str(path)) as stream:
                 stream.read()
@@ -108,7 +108,7 @@ def test_zstd_with_a_long_window_and_skippable_frames(tmp_path):
         assert stream.read() == text + text
     for end in (b"x", bytes(4), b"no frame at all"):
         (tmp_path / "more").write_bytes((tmp_path / "long").read_bytes() + end)
-        with pytest.raises(InputError, match=r"text.zst is truncated or damaged \(Unable to decompress"):
+        with pytest.raises(InputError, match=r"text\.zst is damaged or another kind of file"):
             with files.reading("text.zst"), files.open_binary(str(tmp_path / "more")) as stream:
                 stream.read()
 
@@ -141,7 +141,7 @@ def test_json_round_trip_and_damage(tmp_path):
     writing.write_json(path, {"b": [1, "ß"], "a": 0.5})
     assert files.read_json(path) == {"b": [1, "ß"], "a": 0.5}
     path.write_text(path.read_text()[:-4])
-    with pytest.raises(InputError, match="not valid JSON"):
+    with pytest.raises(InputError, match="damaged or another kind of file"):
         files.read_json(path)
     with pytest.raises(InputError, match="does not exist"):
         files.read_json(tmp_path / "nothing")

@@ -20,7 +20,7 @@ def test_values_are_read(text, value):
     [
         ('{"a": 1', "a.jsonl:3 is not JSON (Expecting ',' delimiter at column 8); correct or remove it"),
         ("", "a.jsonl:3 is not JSON (Expecting value at column 1); correct or remove it"),
-        ('["\\ud83d"]', "a.jsonl:3 holds \\ud83d, half of a character; correct the text"),
+        ('["\\ud83d"]', "a.jsonl:3 holds half of a character (surrogates not allowed); correct the text"),
         ("[" * 100_000, "a.jsonl:3 is not JSON (maximum recursion depth exceeded"),
         ("1" * 10_000, "a.jsonl:3 is not JSON (Exceeds the limit"),
     ],

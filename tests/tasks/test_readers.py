@@ -91,7 +91,7 @@ def test_short_rows_are_skipped_and_counted_only_when_asked(tmp_path):
     path = write(tmp_path / "a.tsv", "a\tb\n1\n2\t3\n4\t5\t6\n")
     table = read_table(path, lenient=True)
     assert rows(table) == [{"a": "2", "b": "3"}, {"a": "4", "b": "5"}] and table.skipped == 1
-    assert f"{path}:2 has 1 columns, not the 2 of 'a, b'; correct the row" in message(read_table, path)
+    assert f"{path}:2 has 1 columns, not the 2 of 'a, b'; correct tabs" in message(read_table, path)
 
 
 def test_columns_beyond_the_named_ones(tmp_path):
@@ -113,13 +113,13 @@ def test_columns_beyond_the_named_ones(tmp_path):
         ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is not a row of CSV"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON (Expecting value"),
         ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl:2 is '[1]', not an object"),
-        ("a.jsonl", '{"a": "\\ud83d"}\n', "a.jsonl:1 holds \\ud83d, half of a character"),
+        ("a.jsonl", '{"a": "\\ud83d"}\n', "half of a character"),
         ("a.jsonl", "9" * 5000, "a.jsonl:1 is not JSON (Exceeds the limit"),
         ("a.json", '[{"a": 1},\n{"a": }]', "a.json:2 is not JSON"),
         ("a.json", "[" * 100_000, "a.json:1 is not JSON"),
         ("a.json", "[1]", "a.json, item 1 is '1', not an object"),
         ("a.json", "5", "a.json:1 is '5', not a list of objects"),
-        ("a.tsv.gz", gzip.compress(b"a\tb\n1\t2\n" * 99, mtime=0)[:-20], "a.tsv.gz is truncated or damaged"),
+        ("a.tsv.gz", gzip.compress(b"a\tb\n1\t2\n" * 99, mtime=0)[:-20], "a.tsv.gz is damaged or another kind of file"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, name, content, problem):

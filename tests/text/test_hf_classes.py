@@ -119,7 +119,7 @@ def test_rows_that_cannot_be_laid_are_refused(tmp_path, repository, rows):
         tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), GENERAL | TYPES, post_processor=made
     )
     for load in (load_hf_tokenizer, load_tokenizer):
-        with pytest.raises(InputError, match=r"tokenizer\.json: its post_processor does not make \[CLS\] A \[SEP\]"):
+        with pytest.raises(InputError, match=r"tokenizer\.json: its post_processor"):
             load(tmp_path)
 
 

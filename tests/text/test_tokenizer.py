@@ -258,8 +258,8 @@ def test_a_configuration_decides_and_arguments_override_it(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"do_basic_tokenize": False}, r"does not describe a BERT tokenizer; give .*vocab\.txt itself"),
-        ({"tokenizer_class": "NewTokenizer"}, r"does not describe a BERT tokenizer, but NewTokenizer; give .*vocab\.t"),
+        ({"do_basic_tokenize": False}, "does not describe a BERT tokenizer"),
+        ({"tokenizer_class": "NewTokenizer"}, "does not describe a BERT tokenizer, but NewTokenizer"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "has a tokenizer of BertJapaneseTokenizer"),  # words of MeCab
     ],
 )
@@ -294,7 +294,7 @@ def test_a_directory_without_a_vocabulary_is_refused(tmp_path):
         match=r"holds no vocab\.txt and no spiece.model and no tokenizer\.json \(did you mean .*/tokenizer\?\)",
     ):
         load_tokenizer(tmp_path)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="does not exist"):
         load_tokenizer(tmp_path / "missing.txt")
 
 

@@ -133,7 +133,7 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
         ),
         (
             ["plan", "--config=finetune:sst2", "--topology=v5e:4x4", "--rows_per_chip=8"],
-            "are of pre-training; fine-tuning is planned with the rows of its data, so leave them out",
+            "are of pre-training; leave them out",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_damaged_id_is_one_line(runs, tmp_path):
 
 
 def test_what_cannot_be_is_one_line(monkeypatch, runs, tmp_path):
-    with pytest.raises(InputError, match=r"report\.to 'x' is unknown"):
+    with pytest.raises(InputError, match=r'report\.to "x" is not one of'):
         ReportConfig(to="x").validate()
     assert open_boards("", tmp_path, {}) == []
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_one_line(monkeypatch, runs, tmp_path):
         raise RuntimeError("no API key")
 
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
-    with pytest.raises(InputError, match=r"\(no API key\); log in with `wandb login`, or set WANDB_MODE=offline"):
+    with pytest.raises(InputError, match=r"no API key\); log in"):
         open_boards("wandb", tmp_path, {})
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"pip install 'bert_jax\[wandb\]'"):

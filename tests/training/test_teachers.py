@@ -100,7 +100,7 @@ def test_a_teacher_that_does_not_fit_is_named(topics, start, teacher, tmp_path, 
         finetune(config, tmp_path / "run", jax.devices()[:1])
     assert not (tmp_path / "run").exists()
     for temperature in (0.0, 1e-30, 1e15):  # the loss would not be finite in float32
-        with pytest.raises(InputError, match=rf"teacher\.temperature {temperature} must be from 0\.001 to 1000"):
+        with pytest.raises(InputError, match=r"teacher\.temperature .* is not from 0\.001 to 1000"):
             TeacherConfig("x", temperature=temperature).validate()
 
 

@@ -17,7 +17,7 @@ from bert_jax.training.workdir import check_workdir
 @pytest.mark.parametrize("name", ["tokenizer", "pretrained", "finetuned", "metrics.jsonl", "predictions"])
 def test_a_directory_with_something_else_that_a_run_would_replace_is_refused(tmp_path, config, name):
     (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=f"holds {name}, which a run would replace, and no run; give a new or an emp"):
+    with pytest.raises(InputError, match=f"holds {name}, which a run would replace; give a new"):
         check_workdir(tmp_path, {}, config)
 
 

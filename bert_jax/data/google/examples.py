@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.data import records
 from bert_jax.data.google import tfrecord
 from bert_jax.errors import InputError
+from bert_jax.storage import files
 from bert_jax.text.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")  # [R, L]
@@ -47,12 +48,8 @@ def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) 
     """Returns the features of some records. `lengths` has their lengths, and is filled from the first record."""
     examples = []
     for number, record in enumerate(data, first):
-        try:
+        with files.reading(f"{path}, record {number}"):
             examples.append(tfrecord.parse_example(record))
-        except ValueError as error:
-            raise refusal(
-                path, number, f"it is not a tf.train.Example ({error})", "give pre-training examples"
-            ) from None
     columns = {}
     for name in (*INPUTS, *PREDICTIONS, LABELS):
         kind = tfrecord.FLOATS if name == "masked_lm_weights" else tfrecord.INTEGERS
@@ -60,26 +57,14 @@ def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) 
         for number, example in enumerate(examples, first):
             feature = example.get(name)
             if feature is None or feature.kind != kind:
-                state = "is missing" if feature is None else "is of another kind"
-                wanted = "floats" if kind == tfrecord.FLOATS else "integers"
-                raise refusal(
-                    path,
-                    number,
-                    f"feature {name} {state}, and a pre-training example has it as a list of {wanted}",
-                    "make the examples with create_pretraining_data.py of google-research/bert",
-                )
+                raise refusal(path, number, f"feature {name} is missing, or of another kind")
             payloads.append(feature.payload)  # type: ignore[arg-type]
         values, counts = _decode(path, first, name, kind, payloads)
         same = INPUTS if name in INPUTS else PREDICTIONS if name in PREDICTIONS else (LABELS,)
         length = next((lengths[other] for other in same if other in lengths), int(counts[0]))
         lengths[name] = length
         for index in np.flatnonzero(counts != length)[:1]:
-            raise refusal(
-                path,
-                first + int(index),
-                f"{name} has {counts[index]} values, and {length} is the length in this file of {', '.join(same)}",
-                "give files of one max_seq_length and one max_predictions_per_seq",
-            )
+            raise refusal(path, first + int(index), f"{name} has {counts[index]} values, and others here {length}")
         columns[name] = values.reshape(len(data), length)
     return columns
 
@@ -90,16 +75,17 @@ def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) 
         return tfrecord.decode_payloads(kind, payloads)
     except ValueError:
         for number, payload in enumerate(payloads, first):  # find the damaged one
-            try:
+            with files.reading(f"{path}, record {number}, feature {name}"):
                 tfrecord.decode_payloads(kind, [payload])
-            except ValueError as error:
-                raise refusal(path, number, f"feature {name}: {error}", "make the file again") from None
         raise
 
 
-def refusal(path: str, number: int, reason: str, remedy: str) -> InputError:
+_MADE = "give the vocabulary that they were made with, or make them again by create_pretraining_data.py"
+
+
+def refusal(path: str, number: int, reason: str, fix: str = _MADE) -> InputError:
     """Returns the error of a record, which are numbered from 1."""
-    return InputError(f"{path}, record {number}: {reason}; {remedy}")
+    return InputError(f"{path}, record {number}: {reason}; {fix}")
 
 
 # Rows
@@ -114,33 +100,24 @@ def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer
     used = weights == 1
     falls = np.diff(types, axis=1, prepend=0) < 0
     ordered = np.sort(np.where(used, positions, -1 - np.arange(positions.shape[1])), axis=1)
-    known = f"the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
-    begins = f"input_ids begins with {{value}}, and [CLS] is {tokenizer.cls_id} in the vocabulary"
-    inside = "masked_lm_positions has {value}, and the sequence has the positions 0 to {last}"
-    in_order = "input_mask has {value} at position {column}: it is ones, 2 or more, then zeros"
-    in_pairs = "segment_ids has {value} at position {column}: it is 0 in sentence A, 1 in B, and 0 in the padding"
-    ours = "give the vocabulary that the examples were made with"
-    google = "make the examples with create_pretraining_data.py of google-research/bert"
-    # The values, which of them are wrong, the message for the first of these, and the remedy.
-    checks = (
-        (ids, _beyond(ids, tokenizer), f"input_ids has {{value}} at position {{column}}, and {known}", ours),
-        (ids, ids[:, :1] != tokenizer.cls_id, begins, ours),
-        (mask, (mask != real) | (lengths < 2), in_order, google),
-        (types, (types != np.where(real, types.clip(0, 1), 0)) | (real & falls), in_pairs, google),
-        (weights, ~used & (weights != 0), "masked_lm_weights has {value}, and only 0 and 1 can be kept", google),
-        (weights[:, 1:], used[:, 1:] & ~used[:, :-1],
-         "masked_lm_weights has {value:.0f} at place {place} after 0: unused places come last", google),
-        (positions, used & ((positions < 0) | (positions >= lengths)), inside, google),
-        (ordered, ordered[:, 1:] == ordered[:, :-1], "masked_lm_positions has {value} twice", google),
-        (labels, used & _beyond(labels, tokenizer), f"masked_lm_ids has {{value}}, and {known}", ours),
-        (columns[LABELS], (columns[LABELS] < 0) | (columns[LABELS] > 1),
-         f"{LABELS} has {{value}}, and only 0 (B follows A) and 1 (random) exist", google),
+    known = f"ids of the vocabulary, 0 to {tokenizer.vocab_size - 1}"
+    # What values are, the values, and which of them are not: the first of these is told.
+    rules = (
+        (f"input_ids are {known}", ids, _beyond(ids, tokenizer)),
+        (f"input_ids begin with {tokenizer.cls_id}, [CLS] of the vocabulary", ids, ids[:, :1] != tokenizer.cls_id),
+        ("input_mask is ones, 2 or more, then zeros", mask, (mask != real) | (lengths < 2)),
+        ("segment_ids are 0 in sentence A, 1 in B, and 0 in the padding", types,
+         (types != np.where(real, types.clip(0, 1), 0)) | (real & falls)),
+        ("masked_lm_weights are 0 or 1", weights, ~used & (weights != 0)),
+        ("masked_lm_weights of unused places come last", weights[:, 1:], used[:, 1:] & ~used[:, :-1]),
+        ("masked_lm_positions are in the sequence", positions, used & ((positions < 0) | (positions >= lengths))),
+        ("masked_lm_positions are all different", ordered, ordered[:, 1:] == ordered[:, :-1]),
+        (f"masked_lm_ids are {known}", labels, used & _beyond(labels, tokenizer)),
+        (f"{LABELS} are 0 or 1", columns[LABELS], (columns[LABELS] < 0) | (columns[LABELS] > 1)),
     )  # fmt: skip
-    for values, wrong, reason, remedy in checks:
+    for rule, values, wrong in rules:
         for row, column in np.argwhere(wrong)[:1].tolist():
-            details = {"value": values[row, column], "last": lengths[row, 0] - 1}
-            message = reason.format(column=column, place=column + 1, **details)
-            raise refusal(path, first + row, message, remedy)
+            raise refusal(path, first + row, f"{rule}, and there is {values[row, column]:g} at place {column}")
 
 
 def _beyond(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

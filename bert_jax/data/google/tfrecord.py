@@ -74,9 +74,7 @@ def read_records(path: str) -> Iterator[bytes]:
 
 def _damaged(path: str, number: int, reason: str) -> InputError:
     """Returns the error of a file that no reader of TFRecords accepts."""
-    return InputError(
-        f"{path}, record {number}: {reason}; the file is damaged, cut short or no TFRecord, so copy or make it again"
-    )
+    return InputError(f"{path}, record {number}: {reason}; the file is damaged or no TFRecord, so copy it again")
 
 
 # Examples

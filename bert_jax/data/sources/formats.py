@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, not_utf8, shown
 from bert_jax.storage import files
 
 TEXT, JSON_LINES, WIKI_EXTRACTOR = "text", "JSON lines", "WikiExtractor"
@@ -82,8 +82,8 @@ def detect_format(path: str, source: str) -> str:
     if is_json_lines(source) or _JSON_START.match(line):
         return JSON_LINES
     if _OTHER_JSON.match(start) or (_OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))):
-        what, write = ("array", "'.[]'") if line.startswith(b"[") else ("object over several lines", ".")
-        raise InputError(f"{source} is a JSON {what}; write one object a line, for example with jq -c {write}")
+        write = "'.[]'" if line.startswith(b"[") else "."
+        raise InputError(f"{source} is JSON that is not in lines; write one object a line, as jq -c {write} does")
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
 
 
@@ -96,11 +96,9 @@ def _check_text(head: bytes, source: str) -> None:
     """Raises: InputError if a file that begins with `head` is not text in UTF-8 with ends of lines."""
     if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, head)), ""):
         raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
-    if head[257:262] == b"ustar":
-        raise InputError(f"{source} is a tar archive; extract it, and give the files in it")
     check_encoding(head, source)
     if b"\0" in head[:_BINARY_BYTES]:
-        raise InputError(f"{source} has NUL bytes at its beginning, so it is not text but a binary file; leave it out")
+        raise InputError(f"{source} has NUL bytes: it is a binary file or an archive; give the text files in it")
     check_line_ends(head, source)
 
 
@@ -109,10 +107,7 @@ def check_encoding(head: bytes, source: str) -> None:
     if head.startswith(files.LFS_POINTER):
         raise InputError(f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
     if head.startswith(_ARROW):
-        raise InputError(
-            f"{source} is Arrow, as save_to_disk of datasets writes it; write Parquet or JSON lines, for example by "
-            "to_parquet or to_json"
-        )
+        raise InputError(f"{source} is Arrow, as save_to_disk of datasets writes it; write it by to_parquet or to_json")
     wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
     start = head[:_BINARY_BYTES]
     if not wide and b"\0" in start:
@@ -127,10 +122,7 @@ def check_encoding(head: bytes, source: str) -> None:
 def check_line_ends(head: bytes, source: str) -> None:
     """Raises: InputError if most lines of a file that begins with `head` end in CR alone."""
     if len(re.findall(rb"\r(?!\n|\Z)", head)) > head.count(b"\n"):
-        raise InputError(
-            f"{source} has lines that end in CR alone, as on old Macs, and would be one line; convert it, for example "
-            "with tr '\\r' '\\n' < FILE > OTHER"
-        )
+        raise InputError(f"{source} has lines that end in CR alone, as on old Macs; convert it with tr '\\r' '\\n'")
 
 
 def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUMN) -> list[Piece]:
@@ -159,10 +151,7 @@ def read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
     """Returns the next line, b"" at the end. Raises: InputError if it is too long to be one."""
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
-        raise InputError(
-            f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; text has a sentence, a paragraph or a document "
-            "of JSON a line: part it, or leave the file out"
-        )
+        raise InputError(f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; part it, or leave the file out")
     return line
 
 
@@ -193,29 +182,26 @@ class _Lines:
 
     def __iter__(self) -> Iterator[str]:
         piece, position = self.piece, self.piece.start
-        try:
-            with files.reading(piece.source), files.open_binary(piece.path) as stream:
-                if piece.start:
-                    stream.seek(piece.start)
-                while (not piece.end or position < piece.end) and (
-                    line := read_line(stream, lambda: self.place(self.number + 1))
-                ):
-                    position += len(line)
-                    self.number += 1
-                    yield line.decode("utf-8").removeprefix(_BYTE_ORDER_MARK).strip()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{self.place()} is not UTF-8 (byte 0x{error.object[error.start]:02x}); {files.NOT_UTF8}"
-            ) from None
+        with files.reading(piece.source), files.open_binary(piece.path) as stream:
+            if piece.start:
+                stream.seek(piece.start)
+            while (not piece.end or position < piece.end) and (
+                line := read_line(stream, lambda: self.place(self.number + 1))
+            ):
+                position += len(line)
+                self.number += 1
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise not_utf8(error, self.place()) from None
+                yield text.removeprefix(_BYTE_ORDER_MARK).strip()
 
     def hold(self, text: str, num_lines: int = 1) -> None:
         """Counts lines of the document that is being read. Raises: InputError if it is too long to be one."""
         self._held += len(text) + LINE_COST * num_lines
         if self._held > LONGEST_DOCUMENT:
-            raise InputError(
-                f"{self.place()}: the document that ends here or later has more than {LONGEST_DOCUMENT >> 20} MiB; "
-                "part documents by blank lines, or leave the file out"
-            )
+            most = f"{LONGEST_DOCUMENT >> 20} MiB"
+            raise InputError(f"{self.place()}: the document has more than {most}; part it, or leave the file out")
 
     def release(self) -> None:
         """Begins another document."""
@@ -248,8 +234,6 @@ def _text_documents(lines: _Lines) -> Iterator[list[str]]:
 
 # JSON lines
 
-_ONE_OBJECT = 'each line must be one object such as {"text": "..."}'
-
 
 def _json_documents(lines: _Lines) -> Iterator[list[str]]:
     """Yields the text of each line's object, unless it is blank."""
@@ -259,44 +243,20 @@ def _json_documents(lines: _Lines) -> Iterator[list[str]]:
 
 
 def _json_document(line: str, lines: _Lines) -> list[str]:
+    column = lines.piece.column
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise InputError(f"{lines.place()} is not JSON ({reason}); {_ONE_OBJECT}: correct or remove the line") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{lines.place()} is {_shown(value)}; {_ONE_OBJECT}: write one, or remove the line")
-    column = lines.piece.column
-    if column not in value:
-        keys = ", ".join([*(f"{key!r:.40}" for key in list(value)[:20]), *["..."] * (len(value) > 20)]) or "nothing"
-        raise InputError(
-            f"{lines.place()} has no {column!r}, but {keys}; {_ONE_OBJECT}: choose another by --text_column, or "
-            "give the text that name"
-        )
-    text = value[column]
-    if not isinstance(text, str):
-        raise InputError(
-            f"{lines.place()}: {column!r} is {_shown(text)}, not a string; {_ONE_OBJECT}: correct the line"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise InputError(
-            f"{lines.place()}: {column!r} holds {half}, half of a character outside the basic plane; such halves come "
-            "in pairs: correct or remove the line"
-        ) from None
+        text = value[column]
+        text.encode()  # half of a pair of surrogates is no text
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        example = f'{{"{column}": "..."}}'
+        problem = f"{shown(line)} is not an object such as {example}"
+        raise InputError(f"{lines.place()}: {problem}; correct the line, or choose a --text_column") from None
     lines.release()
     lines.hold(text, text.count("\n") + 1)
     if isinstance(value.get("url"), str) and "?curid=" in value["url"]:  # WikiExtractor --json escapes as in HTML
         text = html.unescape(text)
     return text_lines(text, value.get("title"))
-
-
-def _shown(value: object) -> str:
-    """Returns a value of JSON as JSON, shortened."""
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 # WikiExtractor
@@ -321,16 +281,10 @@ def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
                     yield document
                 start = 0
         elif line:
-            raise InputError(
-                f"{lines.place()} stands outside <doc> and </doc> ({_shown(line)}); a WikiExtractor file holds "
-                "nothing there: extract it again, or remove the line"
-            )
+            raise InputError(f"{lines.place()} stands outside <doc> and </doc> ({shown(line)}); remove it")
     if start:
         raise _unclosed(lines, start, "the end of the file")
 
 
 def _unclosed(lines: _Lines, start: int, end: str) -> InputError:
-    return InputError(
-        f"{lines.place(start)}: this <doc> has no </doc> before {end}; the file was cut off or damaged: copy or "
-        "extract it again"
-    )
+    return InputError(f"{lines.place(start)}: this <doc> has no </doc> before {end}; extract or copy it again")

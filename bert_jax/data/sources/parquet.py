@@ -14,7 +14,7 @@ from typing import Any
 
 from bert_jax.data.sources import formats
 from bert_jax.data.sources.formats import Piece, text_lines
-from bert_jax.errors import InputError, one_line, package_needed, shown
+from bert_jax.errors import InputError, not_utf8, package_needed, shown
 from bert_jax.storage import files
 
 PARQUET = "Parquet"
@@ -39,11 +39,8 @@ def is_parquet(path: str, source: str) -> bool:
     if start == _MAGIC:
         return True
     if source.lower().endswith(_NAME) or start == b"PARE":
-        problem = "is empty" if not start else f"begins with {shown(start.decode('latin-1'))}, not with PAR1"
-        raise InputError(
-            f"{source} {problem}; it is not a whole, unencrypted Parquet file: download it again (a clone without Git "
-            "LFS has small text files in place of data), or rename it if it is text"
-        )
+        begin = shown(start.decode("latin-1"))
+        raise InputError(f"{source} begins with {begin}, not with PAR1; fetch it again (by git lfs pull, in a clone)")
     return False
 
 
@@ -141,10 +138,7 @@ def _chunks(file: Any) -> Iterator[Any]:
 
 
 def _too_much(source: str, most: int) -> InputError:
-    return InputError(
-        f"{source} holds more than {most >> 20} MiB, far more than compressed text does; write it as JSON lines, or "
-        "leave it out"
-    )
+    return InputError(f"{source} holds more than {most >> 20} MiB, far more than text does; write it as JSON lines")
 
 
 def _without_decimals(value: Any) -> Any:
@@ -199,17 +193,11 @@ def _document(value: Any, piece: Piece, row: int) -> list[str]:
         if isinstance(text, bytes):  # some writers do not mark strings as such
             text = text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where}: {piece.column!r} is not UTF-8 (byte 0x{error.object[error.start]:02x}); write the file again "
-            "from text in UTF-8"
-        ) from None
+        raise not_utf8(error, f"{where}: {piece.column!r}") from None
     if text is None:
         return []
     if len(text) + formats.LINE_COST * (text.count("\n") + 1) > formats.LONGEST_DOCUMENT:
-        raise InputError(
-            f"{where}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it into several rows, or "
-            "leave the file out"
-        )
+        raise InputError(f"{where}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it")
     return text_lines(text)
 
 
@@ -222,26 +210,18 @@ def _opened(path: str, source: str, column: str) -> Iterator[Any]:
     with package_needed("pyarrow", f"{source}: reading Parquet", "'bert_jax[parquet]'"):
         import pyarrow
         import pyarrow.parquet
-    try:
-        with pyarrow.parquet.ParquetFile(
+    with (
+        files.reading(source),
+        pyarrow.parquet.ParquetFile(
             path,
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,  # of files that have such checksums
-        ) as file:
-            if column:
-                _check_column(file.schema_arrow, source, column)
-            yield file
-    except InputError:
-        raise
-    except NotImplementedError as error:
-        reason = one_line(error)[:200]
-        raise InputError(f"{source} cannot be read by pyarrow ({reason}); write it with other encodings") from None
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise InputError(f"cannot read {source}: {error.strerror}; check the path and its permissions") from None
-        reason = one_line(error)[:200]
-        raise InputError(f"{source} is damaged or cut off ({reason}); download or copy it again") from None
+        ) as file,
+    ):
+        if column:
+            _check_column(file.schema_arrow, source, column)
+        yield file
 
 
 def _check_column(schema: Any, source: str, column: str) -> None:
@@ -258,6 +238,4 @@ def _check_column(schema: Any, source: str, column: str) -> None:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     names = "string large_string string_view binary large_binary binary_view"
     if not any(getattr(types, f"is_{name}")(kind) for name in names.split()):
-        raise InputError(
-            f"{source}: column {column!r} is {kind}, not strings; choose one that is with --text_column: {columns}"
-        )
+        raise InputError(f"{source}: column {column!r} is {kind}, not strings; choose a --text_column: {columns}")

@@ -16,11 +16,11 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bert_jax.data.sources.formats import Piece, text_lines
-from bert_jax.errors import InputError, package_needed
+from bert_jax.errors import InputError, not_utf8, package_needed
+from bert_jax.storage import files
 
 TFDS, PREFIX = "TFDS", "tfds:"
 
@@ -63,10 +63,7 @@ def read_texts(piece: Piece) -> Iterator[list[str]]:
             try:
                 text = example[feature].decode("utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{piece.source}, example {number}: {feature!r} is not UTF-8 (byte "
-                    f"0x{error.object[error.start]:02x}); prepare the data set again from text in UTF-8"
-                ) from None
+                raise not_utf8(error, f"{piece.source}, example {number}: {feature!r}") from None
             if document := text_lines(text):
                 yield document
 
@@ -102,15 +99,17 @@ def open_builder(source: str, default_split: str = "") -> tuple[Any, str, str]:
         try:
             builder = builder_from_files(f"{name}:{version}" if version else name, data_dir=data_dir or None)
         except tfds.core.DatasetNotFoundError:
-            raise _not_prepared(source, name, version, data_dir or DATA_DIR, Path(tfds.__file__).parent) from None
+            wanted = f"{name}:{version}" if version else name
+            raise InputError(
+                f"{source} is not prepared in {data_dir or DATA_DIR}; set TFDS_DATA_DIR to where it is, or prepare it "
+                f"once with 'tfds build {wanted} --file_format=array_record', which needs bert_jax[tf]"
+            ) from None
         try:
             if split:
                 builder.info.splits[split].num_examples  # noqa: B018  parses the split
         except (KeyError, ValueError):
-            raise InputError(
-                f"{source}: {builder.info.full_name} has no split {split!r}; it has {', '.join(builder.info.splits)}, "
-                "and parts and sums such as train[:10%] and train+test"
-            ) from None
+            splits = ", ".join(builder.info.splits)
+            raise InputError(f"{source} has no split {split!r}; it has {splits}, and parts as train[:10%]") from None
     return builder, split, feature
 
 
@@ -122,44 +121,19 @@ def _open(source: str) -> tuple[Any, str, str]:
 
         kinds = dict(sorted(builder.info.features.items()))
         texts = [name for name, kind in kinds.items() if isinstance(kind, tfds.features.Text)]
-    if not texts:
-        raise InputError(
-            f"{source}: {builder.info.full_name} has no text among its features {', '.join(kinds)}; use one that has"
-        )
-    if feature and feature not in texts:
-        raise InputError(f"{source}: {builder.info.full_name} has no text {feature!r}; use one of {', '.join(texts)}")
-    if not feature and "text" not in texts and len(texts) > 1:
-        raise InputError(
-            f"{source}: {builder.info.full_name} has several texts, {', '.join(texts)}; choose one, for example "
-            f"{PREFIX}{_parse(source)[0]}:{split}:{texts[0]}"
-        )
-    return builder, split, feature or ("text" if "text" in texts else texts[0])
+    chosen = feature or ("text" if "text" in texts or len(texts) != 1 else texts[0])
+    if chosen not in texts:
+        example = f"{PREFIX}{_parse(source)[0]}:{split}:FEATURE"
+        raise InputError(f"{source} has no text {chosen!r}, but {', '.join(texts) or 'none'}; choose one, as {example}")
+    return builder, split, chosen
 
 
 def _parse(source: str) -> tuple[str, str, str, str]:
     """Returns the name, version, split and feature that an input names; "" for parts left out."""
     match = _INPUT.fullmatch(source)
     if not match:
-        raise InputError(
-            f"input {source!r} is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; write it like tfds:lm1b or "
-            "tfds:wikipedia/20230601.en:1.0.0:train:text"
-        )
+        raise InputError(f"input {source!r} is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]], such as tfds:lm1b")
     return match["name"], match["version"] or "", match["split"] or "", match["feature"] or ""
-
-
-def _not_prepared(source: str, name: str, version: str, data_dir: str, package: Path) -> InputError:
-    """Returns the error for a missing data set; `package` is TFDS's own folder."""
-    dataset = name.partition("/")[0]  # its builder is a folder or a file, which may need TensorFlow when imported
-    wanted = f"{name}:{version}" if version else name
-    if not any(package.glob(f"*/{dataset}/")) and not any(package.glob(f"*/{dataset}.py")):
-        return InputError(
-            f"{source}: {wanted} is not prepared in {data_dir}, and TFDS has no builder of that name; check the name, "
-            "or set TFDS_DATA_DIR to the directory that has it"
-        )
-    return InputError(
-        f"{source} is not prepared in {data_dir}; set TFDS_DATA_DIR to where it is, or prepare it once with "
-        f"'tfds build {wanted} --file_format=array_record', which needs TensorFlow: pip install 'bert_jax[tf]'"
-    )
 
 
 def random_access(source: str, builder: Any, split: str) -> Any:
@@ -171,22 +145,18 @@ def random_access(source: str, builder: Any, split: str) -> Any:
         try:
             return builder.as_data_source(split)
         except NotImplementedError:
+            name = builder.info.full_name.rpartition("/")[0]
             raise InputError(
                 f"{source} is prepared as {builder.info.file_format.value}, which has no random access; prepare it "
-                f"again with 'tfds build {builder.info.full_name.rpartition('/')[0]} --file_format=array_record "
-                "--overwrite', which needs TensorFlow: pip install 'bert_jax[tf]'"
+                f"again with 'tfds build {name} --file_format=array_record --overwrite', which needs bert_jax[tf]"
             ) from None
 
 
 @contextlib.contextmanager
 def tfds_errors(source: str) -> Iterator[None]:
     """Turns the errors of TFDS about an input into `InputError`s of one line."""
-    try:
-        yield
-    except InputError:
-        raise
-    except ImportError as error:
-        raise InputError(f"{source}: TFDS needs TensorFlow for it ({error}); pip install 'bert_jax[tf]'") from None
-    except (OSError, ValueError, RuntimeError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{source} cannot be read by TFDS ({reason}); prepare it again") from None
+    with files.reading(source):
+        try:
+            yield
+        except ImportError as error:
+            raise InputError(f"{source}: TFDS needs TensorFlow for it ({error}); pip install 'bert_jax[tf]'") from None

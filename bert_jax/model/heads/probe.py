@@ -119,8 +119,5 @@ _PROBED = {kind.name: kind for kind in (ProbedSequences, ProbedTokens, ProbedSpa
 def probed(head: Head, config: ProbeConfig) -> Head:
     """Returns the head with a probe for its parts. Raises: InputError if there are no probes for this head."""
     if head.name not in _PROBED:
-        raise InputError(
-            f"task.probe.features {config.features} with the head {head.name}: probes tag tokens, find spans "
-            "and classify sequences; use another task, or fine-tune"
-        )
+        raise InputError(f"task.probe.features are not for the head {head.name}; use another task, or fine-tune")
     return _PROBED[head.name](config)

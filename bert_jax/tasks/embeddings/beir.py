@@ -82,10 +82,8 @@ def read_beir(place: str, split: str) -> Beir | None:
                 # A passage that cannot be found counts as one that was not, as trec_eval counts it.
                 relevant.setdefault(query, {})[passage] = score
     if not any(grades.keys() & passages.keys() for grades in relevant.values()):
-        raise InputError(
-            f"{qrels[0]} has no judgement above 0 of a query and a passage that are there; its columns are a query's "
-            "id, a passage's and the score, and the ids those of queries and corpus: correct that"
-        )
+        columns = "a query's id, a passage's and the score"
+        raise InputError(f"{qrels[0]} has no judgement above 0 of a query and a passage that are there: {columns}")
     found = []
     for name, grades in relevant.items():
         title, text = queries[name]
@@ -148,10 +146,7 @@ def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, tuple[
             both = title if isinstance(title, str) else "", text
             given = str(given).strip()
             if texts.setdefault(given, both) != both:
-                raise InputError(
-                    f"{record.where} has the _id {given!r:.60}, and so has {places[given]} with another text; an id is "
-                    "of one text: correct one of them"
-                )
+                raise InputError(f"{record.where} has the _id {given!r:.60} of {places[given]}, another text")
             counts[f"{name} {_TWICE}"] += given in places
             places.setdefault(given, record.where)
     return texts
@@ -172,10 +167,7 @@ def _judgements(path: str) -> Iterator[Record]:
             columns = ["query-id", "corpus-id", "score"] if len(first) == 3 else ["query-id", "", "corpus-id", "score"]
         for where, row in rows:
             if len(row) != len(columns):
-                raise InputError(
-                    f"{where} has {len(row)} columns, not {len(columns)}; write query-id, corpus-id and score, with "
-                    "tabs, or TREC's four"
-                )
+                raise InputError(f"{where} has {len(row)} columns, not {len(columns)} (query-id, corpus-id, score)")
         records = [Record(zip(columns, row), where) for where, row in rows]
     else:
         records = readers.read_table(path).records
@@ -183,10 +175,7 @@ def _judgements(path: str) -> Iterator[Record]:
         columns = {wanted: readers.find_column(usual, list(record)) for wanted, usual in _JUDGED.items()}
         values = {wanted: record.get(name) for wanted, name in columns.items()}
         if missing := [wanted for wanted, value in values.items() if value is None or value == ""]:
-            raise InputError(
-                f"{record.where} has no {' and no '.join(missing)}, but {readers.listed_columns(list(record))}; name "
-                "the columns query-id, corpus-id and score, and fill them"
-            )
+            raise readers.no_column(record.where, " and no ".join(missing), list(record))
         yield Record(values, record.where)
 
 

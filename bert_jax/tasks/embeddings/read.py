@@ -73,25 +73,18 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
     """Returns the examples of a split; [] if it is missing. Raises: InputError with file and line."""
     examples = _read(config, source, split)
     if not examples and (empty := examples.counts.get(NO_TEXT, 0)):
-        raise InputError(
-            f"{split} of {source}: in all {empty} rows {' or '.join(examples.columns[:2])} is empty; correct that, or "
-            "name other columns in the settings of task"
-        )
+        names = " or ".join(examples.columns[:2])
+        raise InputError(f"{split} of {source}: in all {empty} rows {names} is empty; name other columns in task")
     if split == "train" and examples:
         is_searched = _is_squad(source) or beir_place(source, "dev")
         is_ranked = is_searched or not is_graded(_read(config, source, "dev") or examples)
         examples.metric = "ndcg@10" if is_ranked else "spearman"
     if split == "dev" and examples and all(example.texts[:1] == example.texts[1:] for example in examples):
-        raise InputError(
-            f"{examples[0].where}: texts alone say nothing of how good vectors are; give a dev set of pairs, graded or "
-            "not, or of BEIR's format"
-        )
+        raise InputError(f"{examples[0].where}: single texts score no vectors; give a dev set of pairs")
     if split != "train" and not is_graded(examples):
         examples.counts |= _count_own(examples)
     if is_graded(examples) and split != "test" and len({example.score for example in examples}) < 2:
-        raise InputError(
-            f"{examples[0].where}: all pairs have the score {examples[0].score:g}; there must be two or more"
-        )
+        raise InputError(f"{examples[0].where}: all pairs have one score; there must be two or more")
     return examples
 
 
@@ -136,10 +129,7 @@ def _of_lines(path: str) -> TextsExamples:
     """Returns the texts of a file, one a line. Raises: InputError if each has a tab, so that they look like columns."""
     lines = [(f"{path}:{number}", line) for number, line in enumerate(readers.read_lines(path), 1) if line.strip()]
     if len(lines) > 1 and all("\t" in line for _, line in lines):
-        raise InputError(
-            f"{path}: all lines have tabs, and the first names no columns; name them in a first line, such as anchor "
-            "and positive, or write a text a line"
-        )
+        raise InputError(f"{path}: all lines have tabs; name the columns in a first line, such as anchor and positive")
     texts = (TextsExample((line, line), None, number, where) for number, (where, line) in enumerate(lines))
     return _without_empty(texts, ("lines",))
 
@@ -158,10 +148,8 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
 
     is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in rows)
     if label and not is_nli and (first.lower(), second.lower()) == ("premise", "hypothesis"):
-        raise InputError(
-            f"{rows[0].where}: label {rows[0].get(label)!r:.40} is not one of {', '.join(_NLI)}; write these, or "
-            "their order in task.labels"
-        )
+        given = f"label {rows[0].get(label)!r:.40}"
+        raise InputError(f"{rows[0].where}: {given} is not one of {', '.join(_NLI)}; or set task.labels")
     others = [name for name in columns if name not in (first, second, *negatives)]
     examples = []
     for position, record in enumerate(rows):
@@ -178,7 +166,7 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
             texts = [record.get(first), partner, *against]
             for text, name in zip(texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))):
                 if not isinstance(text, str | None):
-                    raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text; write it as a string")
+                    raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text")
             example = TextsExample(tuple(text or "" for text in texts), score, id_, record.where)
             examples.append((example, label_of(record)))
     columns = (first, second, *negatives, label)
@@ -195,25 +183,17 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
     named = split_names(config.embedding.negative_columns)
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
-            raise InputError(
-                f"{path} has no column {name!r}; it has {readers.listed_columns(columns)}: change the setting of task"
-            )
+            raise readers.no_column(path, name, columns)
     first, second = config.text_column, config.second_text_column
     if not first:
         first, usual = _usual_texts(columns)
         second = second or usual
     if not first:
-        raise InputError(
-            f"{path} has no columns with usual names of texts, such as anchor and positive, but "
-            f"{readers.listed_columns(columns)}; set task.text_column and second_text_column"
-        )
+        raise readers.no_column(path, "anchor, positive or another of texts", columns)
     usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
     negatives = tuple(named or usual) if second else ()
     if config.label_column and not second:
-        raise InputError(
-            f"{path}: task.label_column {config.label_column!r} is of a pair, and {first!r} are texts alone, each its "
-            "own positive; name the second text in task.second_text_column, or no label"
-        )
+        raise InputError(f"{path}: task.label_column is of a pair; name the second text in task.second_text_column")
     label = config.label_column or ("" if negatives or not second else readers.find_column(_SCORES, columns))
     return first, second, negatives, label
 

@@ -79,17 +79,12 @@ class EmbeddingTask(Task):
         if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
             raise InputError("embedding.loss triplet needs hard negatives, and no example has one; use infonce")
         if loss == "infonce" and len({example.texts[1] for example in examples}) < 2 < len(examples):
-            raise InputError(
-                f"{examples[0].where}: all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}, "
-                "and nothing is to be told apart; check task.second_text_column"
-            )
+            same = f"all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}"
+            raise InputError(f"{examples[0].where}: {same}; check task.second_text_column")
         best = self.config.embedding.best_score
         for example in examples if loss == "cosine" else ():
             if abs(example.score or 0) > best:
-                raise InputError(
-                    f"{example.where}: score {example.score:g} is above embedding.best_score {best:g}, that of a "
-                    "cosine of 1; set it"
-                )
+                raise InputError(f"{example.where}: score {example.score:g} is above embedding.best_score {best:g}")
         metric = self.config.metric or getattr(examples, "metric", "")
         embedding = dataclasses.replace(self.config.embedding, loss=loss)
         return dataclasses.replace(self.config, metric=metric, embedding=embedding)
@@ -204,10 +199,8 @@ def fit_prompted(
     counts = {kind: len(tokenizer.encode(prompt)) for kind, prompt in prompts.items()}
     for kind, count in counts.items():
         if count + 3 > config.max_seq_length:
-            raise InputError(
-                f"the prompt {prompts[kind]!r:.60} has {count} tokens, and task.max_seq_length {config.max_seq_length} "
-                "leaves no room for a text after it; raise that, or shorten the prompt"
-            )
+            length = f"task.max_seq_length {config.max_seq_length} leaves no room for a text after it"
+            raise InputError(f"the prompt {prompts[kind]!r:.60} has {count} tokens, and {length}")
     encoded = tokenizer.encode_batch([prompts[kind] + text for kind, text in keys])
     joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
     # A prompt may end within a word of the text, so texts are compared by their own tokens, as far as there is room.

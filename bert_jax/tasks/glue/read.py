@@ -157,10 +157,8 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     label = next((column for column in glue.label if column in table.columns), "")
     if table.records and (not texts or (labelled and not label)):
         wanted = glue.texts[0] if not texts else glue.label[:1]
-        raise InputError(
-            f"{place} has no column {' and no '.join(map(repr, wanted))}; it has "
-            f"{readers.listed_columns(table.columns)}: is it a file of {glue.folder}?"
-        )
+        has = readers.listed_columns(table.columns)
+        raise InputError(f"{place} has no column {' and no '.join(map(repr, wanted))}; it has {has}")
     number = next((column for column in ("index", "idx") if column in table.columns), "")
     examples, unagreed = [], 0
     for position, record in enumerate(table.records):

@@ -32,10 +32,7 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     seen: dict[int | str, str] = {}
     for index, example in zip(ids, examples):
         if index in seen:
-            raise InputError(
-                f"{seen[index]} and {example.where} have the same index {index}; give each its own, or count the "
-                "predictions 0, 1, 2 .. in the order of the data"
-            )
+            raise InputError(f"{seen[index]} and {example.where} have the same index {index}; give each its own")
         seen[index] = example.where
         if index not in predicted:
             raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")

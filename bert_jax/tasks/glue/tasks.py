@@ -120,8 +120,6 @@ def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[in
         for index, class_name in enumerate(classes)
     ]
     if len(own) != len(classes) or sorted(order) != list(range(len(classes))):
-        raise InputError(
-            f"the model's classes {', '.join(own)} are not those of {name}: {', '.join(classes)}; use a model of that "
-            "task, or set task.labels to their order in the model"
-        )
+        theirs = f"the model's classes {', '.join(own)} are not those of {name}: {', '.join(classes)}"
+        raise InputError(f"{theirs}; use a model of that task, or set task.labels to their order in the model")
     return order

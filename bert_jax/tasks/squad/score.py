@@ -49,10 +49,8 @@ def check_answered(examples: Sequence[SquadExample]) -> None:
     """Raises: InputError if a question has no answer, as in v2.0: its v1.1 F1 would be 0 whatever is predicted."""
     without = [example.id for example in examples if not example.answers]
     if without:
-        raise InputError(
-            f"{len(without)} of {len(examples)} questions have no answer, the first {without[0]!r:.60}; squad1 cannot "
-            "score them, so use squad2"
-        )
+        count = f"{len(without)} of {len(examples)} questions have no answer, the first {without[0]!r:.60}"
+        raise InputError(f"{count}; squad1 cannot score them, so use squad2")
 
 
 def score_squad2(
@@ -156,9 +154,7 @@ def score_files(
         return score_squad1(examples, texts), missing
     numbers = _read_object(odds, (int, float), "a finite number, the odds of no answer") if odds else None
     if numbers is not None and (without := [example.id for example in examples if example.id not in numbers]):
-        raise InputError(
-            f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}; give them too"
-        )
+        raise InputError(f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}")
     return score_squad2(examples, texts, numbers, threshold), missing
 
 

@@ -43,10 +43,8 @@ class SquadTask(Task):
         super().__init__(config)
         room = config.max_seq_length - config.max_query_length - 3
         if room < 1:
-            raise InputError(
-                f"task.max_seq_length {config.max_seq_length} leaves no room for the context: a question may have "
-                f"task.max_query_length {config.max_query_length} tokens, and 3 are special; use 384 and 64"
-            )
+            question = f"a question may have task.max_query_length {config.max_query_length} tokens, and 3 are special"
+            raise InputError(f"task.max_seq_length {config.max_seq_length} leaves no room for the context: {question}")
         self.has_no_answers = config.name == "squad2"
         if self.has_no_answers and config.num_best < 2:
             raise InputError(f"task.num_best {config.num_best} has no room for an answer beside none; use 20")

@@ -120,27 +120,19 @@ def test_text_that_begins_like_another_format_is_text(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "what"),
+    ("name", "content"),
     [
-        (
-            "file",
-            b'\n[{"text": "one"},\n{"text": "two"}]',
-            "array; write one object a line, for example with jq -c '.[]'",
-        ),
-        ("file", b'[\n  {\n    "text": "one"\n  }\n]', "array"),
-        ("a.json", b'["one", "two"]', "array"),
-        ("a.json.gz", gzip.compress(b"[\n1]", mtime=0), "array"),
-        (
-            "file",
-            b'{\n  "text": "one"\n}',
-            "object over several lines; write one object a line, for example with jq -c .",
-        ),
-        ("a.json", b"{\n\n}", "object over several lines"),
+        ("file", b'\n[{"text": "one"},\n{"text": "two"}]'),
+        ("file", b'[\n  {\n    "text": "one"\n  }\n]'),
+        ("a.json", b'["one", "two"]'),
+        ("a.json.gz", gzip.compress(b"[\n1]", mtime=0)),
+        ("file", b'{\n  "text": "one"\n}'),
+        ("a.json", b"{\n\n}"),
     ],
 )
-def test_json_that_is_not_in_lines_is_refused(tmp_path, name, content, what):
+def test_json_that_is_not_in_lines_is_refused(tmp_path, name, content):
     path = write(tmp_path / name, content)
-    assert f"{path} is a JSON {what}" in fails(path)
+    assert f"{path} is JSON that is not in lines; write one object a line" in fails(path)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.json.txt", "json"])
@@ -185,12 +177,12 @@ def tar(compression: str) -> bytes:
         ("日本語の文。\n".encode("utf-16"), "UTF-16", "iconv -f utf-16 -t utf-8"),
         (b"\xfe\xff\x00a", "UTF-16", "iconv"),
         (b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0" * 9, "Arrow", "to_parquet"),
-        (b"\x01\0\0\0\x00\0\0\0" * 40, "NUL bytes", "leave it out"),
-        (tar(""), "is a tar archive", "extract it"),
-        (tar("gz"), "is a tar archive", "extract it"),
-        (b"\x7fELF\x02\x01\x01\0\0\0\0", "NUL bytes", "leave it out"),
-        (TEXT.encode() + b"\0", "NUL bytes", "leave it out"),
-        (gzip.compress(TEXT.encode() + b"\0", mtime=0), "NUL bytes", "leave it out"),
+        (b"\x01\0\0\0\x00\0\0\0" * 40, "NUL bytes", "give the text files"),
+        (tar(""), "an archive", "give the text files"),
+        (tar("gz"), "an archive", "give the text files"),
+        (b"\x7fELF\x02\x01\x01\0\0\0\0", "NUL bytes", "give the text files"),
+        (TEXT.encode() + b"\0", "NUL bytes", "give the text files"),
+        (gzip.compress(TEXT.encode() + b"\0", mtime=0), "NUL bytes", "give the text files"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS", "git lfs pull"),
         (b"one\rtwo\r\rthree\r", "CR alone", "tr '\\r' '\\n'"),
         (b"one\rtwo", "CR alone", "tr"),
@@ -248,33 +240,31 @@ def test_naming_a_line_takes_no_memory(tmp_path):
 
 def test_the_name_says_json_lines_too(tmp_path):
     path = write(tmp_path / "texts.jsonl.gz", gzip.compress(b"no JSON\n"))
-    assert f"{path}, line 1 is not JSON (Expecting value at column 1)" in fails(path)
+    assert f'{path}, line 1: "no JSON" is not an object' in fails(path)
     assert formats.detect_format(write(tmp_path / "jsonl", b"no JSON\n"), "jsonl") == formats.TEXT
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    "line",
     [
-        ('{"text": "cut o', "is not JSON (Unterminated string starting at at column 10)"),
-        ("plain", "is not JSON"),
-        ('{"text": "two"} {"text": "objects"}', "is not JSON (Extra data at column 17)"),
-        ("[" * 100_000, "is not JSON"),
-        ('["text"]', 'is ["text"]; each line must be one object'),
-        ("12", "is 12; each line must be one object"),
-        ('{"content": "x", "id": 1}', "has no 'text', but 'content', 'id'; each line"),
-        ("{}", "has no 'text', but nothing"),
-        (json.dumps({f"{number:0100}": 1 for number in range(21)}), f"{'0' * 39}, ...; each line"),
-        ('{"text": null}', "'text' is null, not a string"),
-        ('{"text": ["a", "b"]}', """'text' is ["a", "b"], not a string"""),
-        ('{"text": "\\ud83d alone"}', "'text' holds \\ud83d, half of a character"),
+        '{"text": "cut o',
+        "plain",
+        '{"text": "two"} {"text": "objects"}',
+        "[" * 100_000,
+        '["text"]',
+        "12",
+        '{"content": "x", "id": 1}',
+        "{}",
+        '{"text": null}',
+        '{"text": ["a", "b"]}',
+        '{"text": "\\ud83d alone"}',
     ],
 )
 @pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
-def test_a_bad_line_of_json_is_named(tmp_path, line, problem, piece_bytes):
+def test_a_bad_line_of_json_is_named(tmp_path, line, piece_bytes):
     path = write(tmp_path / "file", f'{{"text": "one"}}\n\n{{"text": "three"}}\n{line}\n'.encode())
     message = fails(path, piece_bytes)
-    assert f"{path}, line 4" in message and problem in message
-    assert any(remedy in message for remedy in ("correct", "remove", "give the text that name"))
+    assert message.startswith(f"{path}, line 4: ") and 'is not an object such as {"text": "..."}' in message
 
 
 def test_json_lines_that_are_not_utf8(tmp_path):
@@ -333,15 +323,15 @@ def test_a_compressed_file_that_was_cut_off_is_named_once(tmp_path, name):
         whole = COMPRESSIONS[compression](document + bulk + document)
         for share in (0.2, 0.45, 0.6, 0.9):
             path = write(tmp_path / compression, whole[: int(share * len(whole))])
-            assert fails(path).startswith(f"{path} is truncated or damaged"), share
+            assert fails(path).startswith(f"{path} is damaged or another kind of file"), share
         path = write(tmp_path / compression, whole[:-1])
-        assert fails(path).startswith(f"{path} is truncated or damaged")
+        assert fails(path).startswith(f"{path} is damaged or another kind of file")
         path = write(tmp_path / compression, whole + b"no frame at all")
         if compression == "zstd":
-            assert fails(path).startswith(f"{path} is truncated or damaged")
+            assert fails(path).startswith(f"{path} is damaged or another kind of file")
         middle = len(whole) // 2
         path = write(tmp_path / compression, whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :])
-        assert fails(path).startswith(f"{path} is truncated or damaged")
+        assert fails(path).startswith(f"{path} is damaged or another kind of file")
 
 
 def test_real_output_of_wikiextractor(shared_data):

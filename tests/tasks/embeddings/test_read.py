@@ -71,7 +71,7 @@ def test_a_text_a_line(tmp_path):
     assert found[2].where.endswith("train.txt:4") and found.columns == ("lines",)
     assert texts(read("text\nFirst .\n")) == [("First .", "First .")]  # a column, as before
     assert texts(read("anchor\tpositive\na\tb\n")) == [("a", "b")]
-    with pytest.raises(InputError, match=r"train.txt: all lines have tabs, and the first names no columns"):
+    with pytest.raises(InputError, match=r"train\.txt: all lines have tabs"):
         read("a\tb\nc\td\n")
     with pytest.raises(InputError, match=r"train.tsv has no columns with usual names"):
         read("First .\nSecond .\n", "train.tsv")
@@ -86,7 +86,7 @@ def test_labels_that_are_not_used_are_said(tmp_path):
     found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
     assert texts(found) == [("a", "b", "c")] and found.counts == {"'score' is not used with negatives:": 1}
     named = TaskConfig(name="embeddings", label_column="label")
-    with pytest.raises(InputError, match=r"task.label_column .label. is of a pair, and .text. are texts alone"):
+    with pytest.raises(InputError, match=r"task\.label_column"):
         read_texts(named, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x")), "train")
 
 
@@ -140,16 +140,16 @@ def test_questions_and_their_paragraphs(tmp_path):
         (
             [("x", "y"), ("a", "b")],
             "train",
-            r"has no columns with usual names of texts, .* but 'x', 'y'; set task.text",
+            r"set task\.text",
         ),
         (
             [("sentence1", "sentence2", "score"), ("a", "b", "1"), ("c", "d", "1")],
             "dev",
-            r":2: all pairs have the score 1;",
+            "2: all pairs have",
         ),
         ([("sentence1", "sentence2", "score"), ("a", "b", "")], "train", r":2 has no 'score'; give each pair a score"),
         ([("sentence1", "sentence2", "score"), ("a", "b", "x")], "train", r":2: label 'x' is not a finite number"),
-        ([("text",), ("a",)], "dev", r"texts alone say nothing of how good vectors are; give a dev set of pairs"),
+        ([("text",), ("a",)], "dev", "give a dev set of pairs"),
         (
             [("premise", "hypothesis", "label"), ("a", "b", "entailment"), ("a", "b", "both")],
             "train",
@@ -168,7 +168,7 @@ def test_columns_that_are_missing_and_sides_that_are_empty(tmp_path):
     found = read_texts(CONFIG, source, "train")
     assert texts(found) == [("d", "e")] and found.counts == {NO_TEXT: 2}
     nothing = table(tmp_path / "dev.tsv", ("anchor", "positive"), ("a", ""), ("b", ""))
-    with pytest.raises(InputError, match=r"dev of .*: in all 2 rows anchor or positive is empty; correct that"):
+    with pytest.raises(InputError, match="in all 2 rows anchor or positive is empty"):
         read_texts(CONFIG, nothing, "dev")
     named = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="bad"))
     with pytest.raises(InputError, match="has no column 'bad'; it has 'anchor', 'positive': change the setting"):

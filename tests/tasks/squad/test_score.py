@@ -189,7 +189,7 @@ def test_files_that_are_none(tmp_path):
         '{"1": NaN}': r": the value of '1' is 'nan', not a finite number",
         '{"1": -Infinity}': r": the value of '1' is '-inf', not a finite number",
         '{"1": 1%s}' % ("0" * 400): r": the value of '1' is '10+', not a finite number",
-        '{"2": 0}': r" lacks the odds of 1 questions of .*data.json, the first '1'; give them too",
+        '{"2": 0}': r" lacks the odds of 1 questions of .*data.json, the first '1'",
     }.items():
         (tmp_path / "odds.json").write_text(text)
         with pytest.raises(InputError, match=f"odds.json{problem}"):
