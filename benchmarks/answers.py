@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from benchmarks.timing import CHECKOUT, environment, table
@@ -44,6 +45,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an ei
 PEERS = ("torch", "onnx")
 WORKER = CHECKOUT / "benchmarks" / "peers" / "answers.py"
 PARAGRAPH = 200  # words
+APART = 5e-3  # numbers of a unit vector, or probabilities, of two sides at most
 # Name -> kind of text, texts of a request.
 REQUESTS = {
     "one short text": ("short", 1), "one paragraph": ("paragraph", 1), "256 short texts": ("short", 256),
@@ -74,10 +76,10 @@ class Side:
             stderr=subprocess.DEVNULL, text=True, env=variables(name, cache),
         )  # fmt: skip
 
-    def ask(self, work: str, texts: list[str]) -> dict[str, Any]:
+    def ask(self, work: str, texts: list[str], show: bool = False) -> dict[str, Any]:
         """Returns the answer to one request. Raises: InputError if the process has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"work": work, "texts": texts}) + "\n")
+        self._process.stdin.write(json.dumps({"work": work, "texts": texts, "show": show}) + "\n")
         self._process.stdin.flush()
         if line := self._process.stdout.readline():
             return json.loads(line)
@@ -97,6 +99,26 @@ def texts_of(lines: list[str]) -> dict[str, list[str]]:
     words = " ".join(lines).split()
     cuts = range(0, len(words) - PARAGRAPH, PARAGRAPH)
     return {"short": lines, "paragraph": [" ".join(words[start : start + PARAGRAPH]) for start in cuts]}
+
+
+def check(texts: dict[str, list[str]], cache: str) -> dict[str, float]:
+    """Returns the largest difference of a number in the answers of two sides, by work.
+
+    Raises: InputError if two sides do not answer alike: then how fast they are says nothing.
+    """
+    asked = [*texts["short"][:24], *texts["paragraph"][:8]]
+    processes = {name: Side(name, f"{cache}/{name}") for name in sides()}
+    differences = {}
+    for work in ("embed", "classify"):
+        answers = {name: np.array(side.ask(work, asked, show=True)["answers"]) for name, side in processes.items()}
+        for name, found in answers.items():
+            apart = float(np.abs(found - answers["bert_jax"]).max())
+            if not apart < APART:
+                raise InputError(f"{name} does not answer as bert_jax does: {work} differs by {apart:.2g}")
+            differences[work] = max(differences.get(work, 0.0), apart)
+    for process in processes.values():
+        process.close()
+    return differences
 
 
 def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
@@ -205,13 +227,18 @@ def main() -> None:
             f"--input {INPUT.value} has {len(texts['paragraph'])} paragraphs of {PARAGRAPH} words; 40 are needed"
         )
     subprocess.run([PEER_PYTHON.value, str(WORKER), "export", MODEL.value, CLASSIFIER.value], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        differences = check(texts, folder)
     first = first_answers(texts)
     with tempfile.TemporaryDirectory() as folder:
         requests = measure(texts, f"{folder}/kept")
         trained = trainings(Path(folder)) if TABLE.value else []
     print("\n".join(lines_of(requests, first, trained)))
     if OUTPUT.value:
-        write_json(Path(OUTPUT.value), {**environment(), "requests": requests, "first": first, "trained": trained})
+        write_json(
+            Path(OUTPUT.value),
+            {**environment(), "differences": differences, "requests": requests, "first": first, "trained": trained},
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python benchmarks/peers/answers.py train MODEL FOLDER    # with train.tsv and dev.tsv, by transformers' Trainer
 
 Reads lines {"work": "embed" or "classify", "texts": [...]} and answers each with seconds, CPU seconds and the most
-memory so far. torch is sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets
+memory so far; with "show", the answers too, vectors of length 1 or probabilities, in the order of the texts. torch is sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets
 sorted by length, in batches of 32.
 """
 
@@ -38,7 +38,7 @@ def ours(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
 
     def classify() -> Answer:
         predictor = bert_jax.load_predictor(classifier)
-        return lambda texts: predictor(list(texts))
+        return lambda texts: [list(one.probabilities.values()) for one in predictor(list(texts))]
 
     return {"embed": embed, "classify": classify}
 
@@ -53,7 +53,8 @@ def torch_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
         from sentence_transformers import SentenceTransformer
 
         encoder = SentenceTransformer(model, device="cpu")
-        return lambda texts: encoder.encode(list(texts), batch_size=BATCH, show_progress_bar=False)
+        settings = {"batch_size": BATCH, "show_progress_bar": False, "normalize_embeddings": True}
+        return lambda texts: encoder.encode(list(texts), **settings)
 
     def classify() -> Answer:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -80,7 +81,7 @@ def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
     def make(directory: str) -> Callable[[Sequence[str]], tuple[Any, Any]]:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(os.sched_getaffinity(0))
-        session = onnxruntime.InferenceSession(f"{directory}/model.onnx", options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(f"{directory}/answers.onnx", options, providers=["CPUExecutionProvider"])
         wanted = [one.name for one in session.get_inputs()]
         tokenizer = Tokenizer.from_file(f"{directory}/tokenizer.json")
         tokenizer.enable_padding()
@@ -107,7 +108,13 @@ def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
 
     def classify() -> Answer:
         run = make(classifier)
-        return in_batches(lambda texts: run(texts)[0])
+
+        def probabilities(texts: Sequence[str]) -> Any:
+            logits = run(texts)[0]
+            raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            return raised / raised.sum(axis=-1, keepdims=True)
+
+        return in_batches(probabilities)
 
     return {"embed": embed, "classify": classify}
 
@@ -117,30 +124,36 @@ def in_batches(run: Answer) -> Answer:
 
     def answer(texts: Sequence[str]) -> Any:
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
-        return [run([texts[n] for n in order[start : start + BATCH]]) for start in range(0, len(order), BATCH)]
+        found: list[Any] = [None] * len(texts)
+        for start in range(0, len(order), BATCH):
+            part = order[start : start + BATCH]
+            for number, one in zip(part, run([texts[n] for n in part])):
+                found[number] = one
+        return found
 
     return answer
 
 
 def export(model: str, classifier: str) -> None:
-    """Writes model.onnx beside both models, if it is missing."""
+    """Writes answers.onnx beside both models, if it is missing."""
     import torch
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     for directory, kind in ((model, AutoModel), (classifier, AutoModelForSequenceClassification)):
-        if os.path.exists(f"{directory}/model.onnx"):
+        if os.path.exists(f"{directory}/answers.onnx"):
             continue
         net = kind.from_pretrained(directory, dtype=torch.float32).eval()
         net.config.return_dict = False
         ids = torch.ones(2, 16, dtype=torch.int64)
+        mask = torch.ones_like(ids)  # a tensor given twice would become one input, and the ids be read as the mask
         names = ["input_ids", "attention_mask", "token_type_ids"]
         dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
         with tempfile.TemporaryDirectory(dir=directory) as folder:  # whole or not at all
             torch.onnx.export(
-                net, (ids, ids, ids * 0), f"{folder}/model.onnx", input_names=names, dynamo=True,
+                net, (ids, mask, ids * 0), f"{folder}/answers.onnx", input_names=names, dynamo=True,
                 dynamic_shapes=dynamic, external_data=False,
             )  # fmt: skip
-            os.replace(f"{folder}/model.onnx", f"{directory}/model.onnx")
+            os.replace(f"{folder}/answers.onnx", f"{directory}/answers.onnx")
 
 
 def train(model: str, folder: str) -> None:
@@ -182,9 +195,11 @@ def main() -> None:
         started, cpu = time.perf_counter(), time.process_time()
         if name not in ready:
             ready[name] = makers[name]()
-        ready[name](request["texts"])
-        reply = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
+        found = ready[name](request["texts"])
+        reply: dict[str, Any] = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
         reply["memory"] = most_memory()
+        if request.get("show"):
+            reply["answers"] = [[float(value) for value in one] for one in found]
         print(json.dumps(reply), file=answers, flush=True)
 
 
