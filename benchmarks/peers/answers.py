@@ -5,8 +5,9 @@
     python benchmarks/peers/answers.py train MODEL FOLDER    # with train.tsv and dev.tsv, by transformers' Trainer
 
 Reads lines {"work": "embed" or "classify", "texts": [...]} and answers each with seconds, CPU seconds and the most
-memory so far; with "show", the answers too, vectors of length 1 or probabilities, in the order of the texts. torch is sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets
-sorted by length, in batches of 32.
+memory so far; with "show" also the vectors of length 1 or the probabilities, in the order of the texts. torch is
+sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets sorted by length, in
+batches of 32.
 """
 
 import json
