@@ -130,7 +130,9 @@ def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tup
         ("model.embedding_size", model.embedding_width, "fsdp"),
     ):
         if size % mesh.shape[axis]:
-            raise InputError(f"{name} {size} is not divisible by mesh.{axis} {mesh.shape[axis]}; use a smaller one")
+            raise InputError(
+                f"{name} {size} is not divisible by mesh.{axis} {mesh.shape[axis]}; use less of mesh.{axis}"
+            )
 
 
 def path_name(path: KeyPath) -> str:

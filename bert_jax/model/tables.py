@@ -20,7 +20,7 @@ def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32
     """
     copies = num_row_shards()
     if copies == 1 or num_rows % copies:
-        return table[None]
+        return jnp.asarray(table)[None]  # parameters may be NumPy's
     spread = PartitionSpec(row_axes(), MESH_AXES["vocab"])
     return jax.lax.with_sharding_constraint(_copies(copies, gradient_dtype, table), spread)
 
@@ -76,19 +76,23 @@ def _look_up_backward(
 look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
-@jax.custom_vjp
 def look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Returns the rows `ids` [R] of a large table [V, H], as [R, H].
+    """Returns the rows `ids` [R] int of a large table [V, H], as [R, H].
 
     The table's gradient is a scatter. On a GPU that adds up in an order that changes from run to run; told not to, XLA
     sorts every number of the gradient by its place, which took a quarter of BERT-Base's step (docs/benchmarks.md). So
     there the rows are sorted by id and added up by id, in an order that is always the same.
     """
+    return _look_up_words(table, jnp.asarray(ids))
+
+
+@jax.custom_vjp
+def _look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0)
 
 
 def _look_up_words_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return look_up_words(table, ids), (table, ids)
+    return _look_up_words(table, ids), (table, ids)
 
 
 def _look_up_words_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, np.ndarray]:
@@ -99,21 +103,25 @@ def _look_up_words_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Ar
     return of_table, np.zeros(ids.shape, jax.dtypes.float0)
 
 
-look_up_words.defvjp(_look_up_words_forward, _look_up_words_backward)
+_look_up_words.defvjp(_look_up_words_forward, _look_up_words_backward)
 
 
-@jax.custom_vjp
 def take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns the vectors [B, P, H] at `positions` [B, P] int of the rows of `hidden` [B, L, H].
 
     Several positions may be the same. On a GPU the gradient is a product with one-hot rows, for the reason that
     `look_up_words` gives; elsewhere a scatter.
     """
+    return _take_rows(jnp.asarray(hidden), jnp.asarray(positions))
+
+
+@jax.custom_vjp
+def _take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
 def _take_rows_forward(hidden: jax.Array, positions: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return take_rows(hidden, positions), (hidden, positions)
+    return _take_rows(hidden, positions), (hidden, positions)
 
 
 def _take_rows_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, np.ndarray]:
@@ -132,11 +140,13 @@ def _take_rows_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array)
     return of_hidden, np.zeros(positions.shape, jax.dtypes.float0)
 
 
-take_rows.defvjp(_take_rows_forward, _take_rows_backward)
+_take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
 def _sum_in_order(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
     """Like `_sum_by_scatter`, in an order that the ids alone decide."""
+    if not len(ids):
+        return jnp.zeros((size, rows.shape[1]), rows.dtype)
     order = jnp.argsort(ids)
     ids, rows = ids[order], rows[order]
     is_other, edge = ids[1:] != ids[:-1], jnp.ones(1, bool)

@@ -295,13 +295,25 @@ class PretrainConfig(Section):
         super().validate()
         if self.model.causal and self.train.next_sentence:
             raise InputError("the [CLS] of a model.causal sees only itself; set train.next_sentence=False")
-        alike = self.model.causal or self.model.attention == "fused" or self.model.num_local or self.teacher.checkpoint
-        if self.masking.causal_rate and alike:
-            raise InputError("masking.causal_rate is not for model.causal, model.window, fused attention or a teacher")
+        if self.masking.causal_rate:
+            self._check_causal_rows()
         check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)
         if self.phase2.num_steps:
             size, pieces = self.phase2.batch_size, self.phase2.accumulate
             check_microbatches("phase2.batch_size", size or self.data.batch_size, pieces or self.train.accumulate)
+
+    def _check_causal_rows(self) -> None:
+        """Raises: InputError if a setting does not go with rows that are read from left to right."""
+        model = self.model
+        for is_set, why in (
+            (model.causal, "model.causal=True reads all rows from left to right; set model.causal=False"),
+            (model.attention == "fused", "model.attention=fused reads all rows alike; set model.attention=plain"),
+            (model.num_local, f"model.window {model.window} reads all rows alike; set model.window=0"),
+            (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
+        ):
+            if is_set:
+                rate = f"masking.causal_rate {self.masking.causal_rate}"
+                raise InputError(f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0")
 
 
 ResolvedConfig = NewType("ResolvedConfig", PretrainConfig)  # with the values that follow from the data

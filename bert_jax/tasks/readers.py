@@ -75,7 +75,9 @@ def listed_columns(columns: Sequence[str]) -> str:
 def no_column(place: str, name: str, columns: Sequence[str]) -> InputError:
     """Returns the error for a column that a file does not have."""
     has = listed_columns(columns)
-    return InputError(f"{place} has no column {name}; it has {has}: set task.text_column, task.label_column")
+    return InputError(
+        f"{place} has no column {name}; it has {has}: set the column of the task, such as task.text_column"
+    )
 
 
 # Finding

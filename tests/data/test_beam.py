@@ -118,7 +118,7 @@ def test_without_beam_the_command_says_what_to_install(tmp_path):
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: Apache Beam cannot be imported (no beam here); install it: pip install")
+    assert done.stderr.startswith("error: Apache Beam cannot be imported (no beam here); pip install")
 
 
 @pytest.mark.parametrize("column", [pytest.param(name, marks=needs_beam) for name in ("text", "body")])

@@ -95,7 +95,7 @@ def test_a_tab_is_a_blank_between_words():
 
 @pytest.mark.parametrize("line", ['{"a":' * 100_000, '{"text": "\\ud800"}', '{"text": '])
 def test_bad_json_is_one_line(line):
-    with pytest.raises(InputError, match=r"^in:3 (is not JSON|holds .ud800)"):
+    with pytest.raises(InputError, match=r"^in:3 (is not JSON|holds half of a character)"):
         parse_line(line, "in:3", is_words=False)
 
 
@@ -105,7 +105,7 @@ def test_lines_of_bytes(tmp_path):
     with open_lines(str(tmp_path / "in.txt")) as stream:
         lines = read_input(stream, "in.txt")
         assert [next(lines) for _ in range(3)] == [("in.txt:1", "one"), ("in.txt:2", ""), ("in.txt:3", "two")]
-        with pytest.raises(InputError, match=r"in.txt:4 is not UTF-8 .*at byte 9001 of the line"):
+        with pytest.raises(InputError, match=r"in.txt:4 is not UTF-8 .byte 0xff."):
             next(lines)
     with pytest.raises(InputError, match=r"in.txt has lines that end in CR alone, as on old Macs"):
         next(read_input(io.BytesIO(b"one\rtwo\r"), "in.txt"))

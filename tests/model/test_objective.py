@@ -176,14 +176,14 @@ def test_without_causal_rows_the_program_is_that_of_masks_alone():
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"masking": MaskingConfig(causal_rate=1.0)}, r"masking\.causal_rate 1\.0 is not"),
+        ({"masking": MaskingConfig(causal_rate=1.0)}, "masking.causal_rate 1.0 is not from 0 to"),
         (
             {"model": tiny_model(causal=True), "train": TrainConfig(next_sentence=False)},
-            r"masking\.causal_rate",
+            "set model.causal=False, or masking.causal_rate=0",
         ),
-        ({"model": tiny_model(attention="fused")}, r"masking\.causal_rate"),
-        ({"model": tiny_model(window=4, global_every=2)}, r"model\.window"),
-        ({"teacher": TeacherConfig("somewhere")}, "masking.causal_rate 0.4 has rows of two kinds"),
+        ({"model": tiny_model(attention="fused")}, "set model.attention=plain, or masking.causal_rate=0"),
+        ({"model": tiny_model(window=4, global_every=2)}, "model.window 4 reads all rows alike; set model.window=0"),
+        ({"teacher": TeacherConfig("somewhere")}, "leave out teacher.checkpoint"),
     ],
 )
 def test_what_does_not_go_with_causal_rows_is_refused(sections, message):
@@ -194,7 +194,7 @@ def test_what_does_not_go_with_causal_rows_is_refused(sections, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"predictions": 5}, "masks of its own, and masking.causal_rate 0.4"),
+        ({"predictions": 5}, "masks of its own"),
         ({"length": 1056}, "use rows of 1024 at most"),
     ],
 )

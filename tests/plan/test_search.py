@@ -102,7 +102,7 @@ def test_a_mesh_that_does_not_divide_is_left_out_with_the_reason(tmp_path):
     told = []
     found = search(configuration(tmp_path, 48), "h100:12", ROW, on_refusal=told.append)
     assert {plan.mesh["fsdp"] for plan in found} <= {1, 4}
-    assert told == ["left out: model.hidden_size 1024 is not divisible by mesh.fsdp 12; use a smaller mesh.fsdp"]
+    assert told == ["left out: model.hidden_size 1024 is not divisible by mesh.fsdp 12; use less of mesh.fsdp"]
 
 
 def test_a_batch_that_divides_over_no_mesh_is_refused(tmp_path):

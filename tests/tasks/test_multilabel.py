@@ -132,7 +132,9 @@ def test_labels_with_another_sign_between_them_are_named(tmp_path, label, sign):
     if not sign:
         assert {"b", "d"} <= set(own.find_labels(examples))
         return
-    with pytest.raises(InputError, match=re.escape(f"label {label!r} is other labels with {sign!r} between them")):
+    with pytest.raises(
+        InputError, match=re.escape(f"label {label!r} is several; set task.label_separator to {sign!r}")
+    ):
         own.find_labels(examples)
 
 

@@ -35,7 +35,7 @@ def test_data_without_labels_switch_the_next_sentence_loss_off(toy_data):
     assert not resolve(corpora.config, [dataset], corpora.tokenizer).train.next_sentence
     other = open_dataset(toy_data)
     config = dataclasses.replace(corpora.config, phase2=Phase2Config(num_steps=4, path=str(toy_data)))
-    with pytest.raises(InputError, match=r"--next_sentence=none and .* with nsp; prepare both alike"):
+    with pytest.raises(InputError, match=r"--next_sentence=none, .* with nsp; prepare both alike"):
         resolve(config, [dataset, other], corpora.tokenizer)
 
 

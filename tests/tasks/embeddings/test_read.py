@@ -73,9 +73,9 @@ def test_a_text_a_line(tmp_path):
     assert texts(read("anchor\tpositive\na\tb\n")) == [("a", "b")]
     with pytest.raises(InputError, match=r"train\.txt: all lines have tabs"):
         read("a\tb\nc\td\n")
-    with pytest.raises(InputError, match=r"train.tsv has no columns with usual names"):
+    with pytest.raises(InputError, match=r"train.tsv has no column anchor, positive"):
         read("First .\nSecond .\n", "train.tsv")
-    with pytest.raises(InputError, match="texts alone say nothing"):
+    with pytest.raises(InputError, match="single texts score no vectors"):
         read("First .\nSecond .\n", "dev.txt", "dev")
 
 
@@ -140,7 +140,7 @@ def test_questions_and_their_paragraphs(tmp_path):
         (
             [("x", "y"), ("a", "b")],
             "train",
-            r"set task\.text",
+            r"such as task\.text_column",
         ),
         (
             [("sentence1", "sentence2", "score"), ("a", "b", "1"), ("c", "d", "1")],
@@ -171,8 +171,8 @@ def test_columns_that_are_missing_and_sides_that_are_empty(tmp_path):
     with pytest.raises(InputError, match="in all 2 rows anchor or positive is empty"):
         read_texts(CONFIG, nothing, "dev")
     named = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="bad"))
-    with pytest.raises(InputError, match="has no column 'bad'; it has 'anchor', 'positive': change the setting"):
+    with pytest.raises(InputError, match="has no column bad; it has 'anchor', 'positive': set the column of the task"):
         read_texts(named, source, "train")
     (tmp_path / "a.jsonl").write_text('{"anchor": null, "positive": "b"}\n{"anchor": 5, "positive": "b"}\n')
-    with pytest.raises(InputError, match=r"a.jsonl:2: 'anchor' is 5, not a text; write it as a string"):
+    with pytest.raises(InputError, match=r"a.jsonl:2: 'anchor' is 5, not a text"):
         read_texts(CONFIG, str(tmp_path / "a.jsonl"), "train")
