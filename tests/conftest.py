@@ -15,7 +15,6 @@ import pytest
 
 if TYPE_CHECKING:
     from buckets import Server
-    from shared_programs import SharedPrograms
 
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.training.loop import LoopResult
@@ -101,30 +100,6 @@ def blank_figures() -> Iterator[None]:
 
     with blank():
         yield
-
-
-@pytest.fixture(scope="session")
-def _shared_programs() -> Iterator["SharedPrograms"]:
-    import jax
-    from shared_programs import SharedPrograms
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "jit", shared := SharedPrograms())
-        yield shared
-
-
-@pytest.fixture(autouse=True)
-def shared_programs(request: pytest.FixtureRequest) -> None:
-    """Makes what this test compiles be what another has compiled, if it is the same (tests/shared_programs.py)."""
-    if "jax" in sys.modules:
-        shared = request.getfixturevalue("_shared_programs")
-        shared.own = "own_programs" in request.fixturenames
-        shared.patches = request.getfixturevalue("monkeypatch") if "monkeypatch" in request.fixturenames else None
-
-
-@pytest.fixture
-def own_programs() -> None:
-    """Makes a test compile all of its programs itself, as one must that counts them or reads what the compiler says."""
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ class Watch:
         self._watching = False
 
 
-def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monkeypatch, own_programs):
+def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monkeypatch):
     """The real loop, with the real loader, evaluation and checkpoints at their places."""
     watch = Watch(monkeypatch)
     real_loop = train.train_loop

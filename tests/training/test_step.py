@@ -142,7 +142,7 @@ def test_rows_parameters_and_moments_divided_over_eight_devices(on_one, on_all_a
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_eight_devices_equal_one(one_device, sizes, capfd, own_programs):
+def test_eight_devices_equal_one(one_device, sizes, capfd):
     """And no array is made whole on every device because the compiler knows no other way to cut it anew."""
     assert_same(one_device, take_steps(two_a_row(), sizes))
     assert "full rematerialization" not in capfd.readouterr().err
@@ -150,7 +150,7 @@ def test_eight_devices_equal_one(one_device, sizes, capfd, own_programs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_zero1_equals_one_device(one_device, sizes, capfd, own_programs):
+def test_zero1_equals_one_device(one_device, sizes, capfd):
     assert_same(one_device, take_steps(two_a_row(), sizes, zero1=True))
     assert "full rematerialization" not in capfd.readouterr().err
 
