@@ -11,6 +11,7 @@ and the page "leveldb File format" of LevelDB, from which that table comes; the 
 tensorflow/core/framework/types.proto.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,26 +78,48 @@ class Bundle:
                 ends[entry.shard] = max(ends.get(entry.shard, (0, "")), (entry.offset + entry.size, name))
         for shard in range(self._num_shards):
             path = data_path(prefix, shard, self._num_shards)
+            if not path.is_file():
+                raise InputError(
+                    f"{path} does not exist, and {index_path(prefix)} names {self._num_shards} files of data; copy it"
+                    " beside the index"
+                )
             with files.opened(path) as stream:
                 size = os.fstat(stream.fileno()).st_size
             end, name = ends.get(shard, (0, ""))
             if size < end:
-                raise InputError(f"{path} has {size} bytes, and tensor {name} ends at byte {end}; copy it again")
+                raise InputError(
+                    f"{path} has {size} bytes, and tensor {name} ends at byte {end}; the file is cut short or of"
+                    " another checkpoint, so copy it again"
+                )
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor, after verifying its checksum.
 
-        Raises: InputError if its dtype is not supported, or its bytes are damaged.
+        Raises: InputError if the tensor is missing, its dtype is not supported, or its bytes are damaged.
         """
+        if name not in self.entries:
+            raise InputError(f"{index_path(self.prefix)} has no tensor {name}; it has {len(self.entries)} others")
         entry = self.entries[name]
+        dtype = entry.dtype
+        if entry.num_slices:
+            raise InputError(
+                f"{index_path(self.prefix)}: tensor {name} is divided into {entry.num_slices} parts, which is not"
+                " supported; save it with TensorFlow without a partitioner"
+            )
+        if dtype is None:
+            raise InputError(
+                f"{index_path(self.prefix)}: tensor {name} is of TensorFlow's kind {entry.kind}, which is not"
+                f" supported; those that are: {', '.join(dtype.name for dtype in _DTYPES.values())}"
+            )
         path = data_path(self.prefix, entry.shard, self._num_shards)
         with files.reading(str(path)):
-            if entry.dtype is None or entry.num_slices:
-                raise ValueError(f"tensor {name} is divided into parts, or of TensorFlow's kind {entry.kind}")
             data = np.fromfile(path, np.uint8, count=entry.size, offset=entry.offset)
-            if len(data) < entry.size or files.masked_crc32c(data) != entry.checksum:
-                raise ValueError(f"the checksum of tensor {name} is wrong")
-            return data.view(entry.dtype).reshape(entry.shape)
+        if len(data) < entry.size or files.masked_crc32c(data) != entry.checksum:
+            raise InputError(
+                f"{path}: the checksum of tensor {name}, bytes {entry.offset} to {entry.offset + entry.size}, is wrong;"
+                " the file is damaged or of another checkpoint, so copy it again"
+            )
+        return data.view(dtype).reshape(entry.shape)
 
 
 def index_path(prefix: str | os.PathLike) -> Path:
@@ -118,10 +141,22 @@ def read_index(path: str | os.PathLike) -> Index:
     Raises: InputError if the file cannot be read, is damaged or is not an index.
     """
     with files.reading(os.fspath(path)):
-        (_, header), *pairs = _read_table(Path(path).read_bytes())  # the first key is empty
+        content = Path(path).read_bytes()
+    try:
+        pairs = list(_read_table(content))
+        if not pairs or pairs[0][0] != b"":
+            raise ValueError("it has no header")
+        num_shards = _parse_header(pairs[0][1])
         # Names that begin with a zero byte belong to the parts of partitioned variables.
-        entries = {key.decode(): _parse_entry(value) for key, value in pairs if key[0]}
-        return Index(_parse_header(header), entries)
+        entries = {key.decode(): _parse_entry(value) for key, value in pairs[1:] if key[0]}
+        for name, entry in entries.items():
+            if problem := _problem(entry, num_shards):
+                raise ValueError(f"tensor {name} {problem}")
+    except ValueError as error:
+        raise InputError(
+            f"{path}: {error}; the file is damaged, cut short or no index of a TensorFlow checkpoint, so copy it again"
+        ) from None
+    return Index(num_shards, entries)
 
 
 def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -134,13 +169,23 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError(f"of its {len(content)} bytes the last ones do not end a table")
     numbers, position = [], 0
     for _ in range(4):
-        number, position = parse_varint(footer, position, _FOOTER_BYTES - 8)
+        number, end = parse_varint(footer, position, _FOOTER_BYTES - 8)
+        if footer[end - 1] == 0 and end > position + 1:
+            raise ValueError("its footer holds a number that is longer than it need be")
         numbers.append(number)
+        position = end
+    if any(footer[position:-8]):
+        raise ValueError("its footer holds more than two handles")
     _read_block(content, *numbers[:2])  # the metaindex, which is empty; its checksum must be right
+    previous = None
     for _, handle in _block_entries(_read_block(content, *numbers[2:])):
         offset, position = parse_varint(handle, 0, len(handle))
         size, _ = parse_varint(handle, position, len(handle))
-        yield from _block_entries(_read_block(content, offset, size))
+        for key, value in _block_entries(_read_block(content, offset, size)):
+            if previous is not None and key <= previous:
+                raise ValueError(f"key {key!r} comes after {previous!r}")
+            yield key, value
+            previous = key
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
@@ -151,13 +196,16 @@ def _read_block(content: bytes, offset: int, size: int) -> bytes:
     if files.masked_crc32c(block[:-4]) != int.from_bytes(block[-4:], "little"):
         raise ValueError(f"the checksum of the block at byte {offset} is wrong")
     if block[size]:
-        raise ValueError(f"the block at byte {offset} is compressed, and TensorFlow compresses none")
+        compression = "by Snappy" if block[size] == 1 else f"in way {block[size]}"
+        raise ValueError(f"the block at byte {offset} is compressed {compression}, and TensorFlow compresses none")
     return block[:size]
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yields the keys and values of a block; the positions of whole keys at its end serve searches, and are skipped."""
     stop = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if stop < 0:
+        raise ValueError("a block is shorter than it says")
     key, position = b"", 0
     while position < stop:
         shared, position = parse_varint(block, position, stop)
@@ -175,8 +223,8 @@ def _parse_header(value: bytes) -> int:
     header = parse_message(value)
     if _number(header, 2):
         raise ValueError("its numbers are big-endian, which is not supported")
-    if _number(parse_message(_bytes(header, 3)), 2) > 1:
-        raise ValueError("it needs a newer reader")
+    if (version := _number(parse_message(_bytes(header, 3)), 2)) > 1:
+        raise ValueError(f"it needs a reader of version {version}, and this one is of version 1")
     return _number(header, 1)
 
 
@@ -187,6 +235,17 @@ def _parse_entry(value: bytes) -> Entry:
     shape = tuple(_number(dimension, 1) for dimension in dimensions)
     kind, shard, offset, size, checksum = (_number(entry, number) for number in (1, 3, 4, 5, 6))
     return Entry(kind, shape, shard, offset, size, checksum, num_slices=len(entry.get(7, [])))
+
+
+def _problem(entry: Entry, num_shards: int) -> str:
+    """Returns the inconsistency of an entry, or ""."""
+    if entry.dtype is None or entry.num_slices:  # it cannot be read
+        return ""
+    if entry.shard >= num_shards:
+        return f"is in data file {entry.shard} of {num_shards}"
+    if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
+        return f"of shape {entry.shape} and type {entry.dtype} has {entry.size} bytes"
+    return ""
 
 
 def _number(message: dict[int, list[int | bytes]], field: int) -> int:

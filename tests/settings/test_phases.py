@@ -217,7 +217,7 @@ def test_a_second_phase_may_be_added_to_a_run_that_is_done(whole, toy_data, tmp_
     with pytest.raises(InputError, match=r"belongs to a run with another phase2\.learning_rate"):
         train(other, tmp_path / "run")
     shorter = dataclasses.replace(config, phase2=dataclasses.replace(config.phase2, path=str(toy_data)))
-    with pytest.raises(InputError, match=r"in its second phase, on other data than .*; give --config.phase2.path the"):
+    with pytest.raises(InputError, match=r"in its second phase, on other data than phase2.path .*; give the data"):
         train(shorter, tmp_path / "run")
 
 
