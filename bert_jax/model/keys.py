@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random keys: each follows from a seed and a purpose, so that no two purposes share a key.
 
-The order of the data is drawn by NumPy (`data.pipeline`, `tasks.batches`), independently of these keys.
+The order of the data is drawn by NumPy (`batches.order`), independently of these keys.
 """
 
 import contextlib
