@@ -197,8 +197,8 @@ class EvalConfig(Section):
     """When to evaluate. Each evaluation uses the whole held-out split."""
 
     every_steps: int = setting(10_000, "end")  # steps between evaluations; 0 evaluates at the end only
-    # rows of the global evaluation batch; 0 takes those of a microbatch. A batch of a task has at most as many tokens as
-    # so many of the longest rows.
+    # rows of the global evaluation batch; 0 takes those of a microbatch. A batch of a task has at most as many tokens
+    # as so many of the longest rows.
     batch_size: int = setting(0, "work", most=MOST_BATCH)
 
     def rows(self, batch_size: int, accumulate: int) -> int:
