@@ -16,14 +16,12 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from filelock import FileLock
-from jax.profiler import ProfileData
 
 import bert_jax
-from benchmarks import contenders, peer_workers, timing
+from benchmarks import contenders, peer_workers, timing, traces
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.devices.chips import peak_flops
 from bert_jax.errors import InputError
@@ -66,7 +63,6 @@ ONE = flags.DEFINE_string("one", "", "a part that this process measures itself; 
 
 ROUNDS, STEPS = 5, 8
 LENGTH = 128  # tokens of a text at most
-KEPT_OPS = 120  # of a profile, by time
 
 
 class Lines:
@@ -178,45 +174,7 @@ def _profile(lines: Lines, contender: timing.Contender, name: str) -> None:
         contender.run()
         jax.profiler.stop_trace()
         (trace,) = Path(folder).rglob("*.xplane.pb")
-        lines.write(f"profile of {name}", **read_trace(trace.read_bytes(), STEPS))
-
-
-def read_trace(trace: bytes, steps: int) -> dict[str, Any]:
-    """Returns ms a step of a trace: busy, idle between kernels, kernels a step, and the operations that take most.
-
-    Lines of a device that are kernels are those named "Stream ..."; kernels of several streams may overlap.
-    """
-    spans, times, counts = [], defaultdict(float), defaultdict(int)
-    for plane in ProfileData.from_serialized_xspace(trace).planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            if not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                facts = {str(key): value for key, value in event.stats}
-                op = str(facts.get("hlo_op", "")) or event.name
-                key = (event.name[:100], re.sub(r"[.\d]+$", "", op)[:80])
-                times[key] += event.duration_ns
-                counts[key] += 1
-                spans.append((event.start_ns, event.start_ns + event.duration_ns))
-    busy = end = 0.0
-    for start, stop in sorted(spans):
-        busy += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    wall = max((stop for _, stop in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
-    scale = 1e-6 / steps
-    ops = [
-        {"kernel": kernel, "op": op, "ms": round(times[kernel, op] * scale, 4), "count": counts[kernel, op] / steps}
-        for kernel, op in sorted(times, key=lambda key: -times[key])[:KEPT_OPS]
-    ]
-    return {
-        "wall_ms": wall * scale,
-        "busy_ms": busy * scale,
-        "idle_ms": (wall - busy) * scale,
-        "kernels": len(spans) / steps,
-        "ops": ops,
-    }
+        lines.write(f"profile of {name}", **traces.read_trace(trace.read_bytes(), STEPS))
 
 
 # Attention

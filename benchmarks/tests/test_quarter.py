@@ -8,7 +8,7 @@ import sys
 import pytest
 from jax.profiler import ProfileData
 
-from benchmarks import quarter
+from benchmarks import traces
 
 TRACE = """
 planes {
@@ -28,7 +28,7 @@ planes { name: "/host:CPU" lines { name: "Stream #9" events { metadata_id: 1 dur
 
 def test_a_trace_is_read_as_busy_and_idle_time_by_kernel():
     """Two steps: streams overlap for 1 ms, and for 1 ms nothing runs."""
-    found = quarter.read_trace(ProfileData.text_proto_to_serialized_xspace(TRACE), steps=2)
+    found = traces.read_trace(ProfileData.text_proto_to_serialized_xspace(TRACE), steps=2)
     assert (found["wall_ms"], found["busy_ms"], found["idle_ms"], found["kernels"]) == (4.0, 3.5, 0.5, 1.5)
     assert [(op["kernel"], op["ms"], op["count"]) for op in found["ops"]] == [
         ("gemm", 3.0, 1.0),
