@@ -13,5 +13,7 @@ REPOSITORY = os.environ.get("BERT_JAX_REPOSITORY", "").rstrip("/")
 setup(
     packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), "bert_jax.configs"],
     package_dir={"bert_jax.configs": "configs"},
-    project_urls={"Source": REPOSITORY, "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md"} if REPOSITORY else {},
+    project_urls={"Source": REPOSITORY, "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md"}
+    if REPOSITORY
+    else {},
 )

@@ -32,15 +32,27 @@ from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
 
 MODEL = flags.DEFINE_string("model", "", "a directory of sentence-transformers")
-CLASSIFIER = flags.DEFINE_string("classifier", "", "a directory of transformers: a classifier with the same encoder")
+CLASSIFIER = flags.DEFINE_string(
+    "classifier", "", "a directory of transformers: a classifier with the same encoder"
+)
 INPUT = flags.DEFINE_string("input", "", "a file with a text on each line")
-PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers, torch, onnxruntime")
-PAUSE = flags.DEFINE_float("pause", 0.0, "seconds before a turn, in which the threads of others cease to spin", 0.0)
-IN_A_ROW = flags.DEFINE_integer("in_a_row", 1, "requests of a turn: one process answers them one after another", 1)
-TABLE = flags.DEFINE_string("table", "", "a file of tab-separated texts and labels to fine-tune on; without, left out")
+PEER_PYTHON = flags.DEFINE_string(
+    "peer_python", "", "a Python with sentence-transformers, torch, onnxruntime"
+)
+PAUSE = flags.DEFINE_float(
+    "pause", 0.0, "seconds before a turn, in which the threads of others cease to spin", 0.0
+)
+IN_A_ROW = flags.DEFINE_integer(
+    "in_a_row", 1, "requests of a turn: one process answers them one after another", 1
+)
+TABLE = flags.DEFINE_string(
+    "table", "", "a file of tab-separated texts and labels to fine-tune on; without, left out"
+)
 BEFORE = flags.DEFINE_string("before", "", "a checkout of an earlier commit of bert_jax")
 OUTPUT = flags.DEFINE_string("output", "", "JSON file to write")
-ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an eighth", lower_bound=8)
+ROUNDS = flags.DEFINE_integer(
+    "rounds", 40, "requests of one text; of sets an eighth", lower_bound=8
+)
 
 PEERS = ("torch", "onnx")
 WORKER = CHECKOUT / "benchmarks" / "peers" / "answers.py"
@@ -61,7 +73,11 @@ def sides() -> list[str]:
 def variables(side: str, cache: str) -> dict[str, str]:
     """Returns the environment of a side's processes."""
     checkout = os.path.abspath(BEFORE.value) if side.startswith("before") else str(CHECKOUT)
-    return os.environ | {"PYTHONPATH": checkout, "JAX_COMPILATION_CACHE_DIR": cache, "JAX_PLATFORMS": "cpu"}
+    return os.environ | {
+        "PYTHONPATH": checkout,
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PLATFORMS": "cpu",
+    }
 
 
 class Side:
@@ -98,7 +114,10 @@ def texts_of(lines: list[str]) -> dict[str, list[str]]:
     """Returns short texts, and paragraphs of PARAGRAPH words made of them."""
     words = " ".join(lines).split()
     cuts = range(0, len(words) - PARAGRAPH, PARAGRAPH)
-    return {"short": lines, "paragraph": [" ".join(words[start : start + PARAGRAPH]) for start in cuts]}
+    return {
+        "short": lines,
+        "paragraph": [" ".join(words[start : start + PARAGRAPH]) for start in cuts],
+    }
 
 
 def check(texts: dict[str, list[str]], cache: str) -> dict[str, float]:
@@ -110,11 +129,16 @@ def check(texts: dict[str, list[str]], cache: str) -> dict[str, float]:
     processes = {name: Side(name, f"{cache}/{name}") for name in sides()}
     differences = {}
     for work in ("embed", "classify"):
-        answers = {name: np.array(side.ask(work, asked, show=True)["answers"]) for name, side in processes.items()}
+        answers = {
+            name: np.array(side.ask(work, asked, show=True)["answers"])
+            for name, side in processes.items()
+        }
         for name, found in answers.items():
             apart = float(np.abs(found - answers["bert_jax"]).max())
             if not apart < APART:
-                raise InputError(f"{name} does not answer as bert_jax does: {work} differs by {apart:.2g}")
+                raise InputError(
+                    f"{name} does not answer as bert_jax does: {work} differs by {apart:.2g}"
+                )
             differences[work] = max(differences.get(work, 0.0), apart)
     for process in processes.values():
         process.close()
@@ -129,8 +153,12 @@ def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
         for name, (kind, count) in REQUESTS.items():
             rounds = ROUNDS.value if count == 1 else ROUNDS.value // 8
             pool = texts[kind]
-            take = [[pool[(n * count + k) % len(pool)] for k in range(count)] for n in range(rounds + 3)]
-            first = {side: process.ask(work, take[0])["seconds"] for side, process in processes.items()}
+            take = [
+                [pool[(n * count + k) % len(pool)] for k in range(count)] for n in range(rounds + 3)
+            ]
+            first = {
+                side: process.ask(work, take[0])["seconds"] for side, process in processes.items()
+            }
             answers: dict[str, list[dict[str, Any]]] = {side: [] for side in processes}
             for number, start in enumerate(range(1, len(take), IN_A_ROW.value)):
                 for side in processes if number % 2 else reversed(processes):
@@ -160,9 +188,13 @@ def first_answers(texts: dict[str, list[str]]) -> list[dict[str, Any]]:
                 process = Side(side, f"{cache}/{side}")
                 process.ask("classify", texts["short"][:1])
                 seconds = time.perf_counter() - process.started
-                memory = max(process.ask("classify", [text])["memory"] for text in texts["short"][1:21])
+                memory = max(
+                    process.ask("classify", [text])["memory"] for text in texts["short"][1:21]
+                )
                 process.close()
-                results.append({"side": side, "cache": temperature, "seconds": seconds, "memory": memory})
+                results.append(
+                    {"side": side, "cache": temperature, "seconds": seconds, "memory": memory}
+                )
     return results
 
 
@@ -173,18 +205,29 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"--table {TABLE.value} has {len(rows)} rows; 1,200 are needed")
     for name, some in (("train", rows[:1000]), ("dev", rows[1000:])):
         (folder / f"{name}.tsv").write_text("\n".join([header, *some, ""]), encoding="utf-8")
-    settings = {"data.path": folder, "init_checkpoint": MODEL.value, "data.batch_size": 32, "train.num_epochs": 3}
+    settings = {
+        "data.path": folder,
+        "init_checkpoint": MODEL.value,
+        "data.batch_size": 32,
+        "train.num_epochs": 3,
+    }
     ours = [sys.executable, "-P", "-m", "bert_jax", "finetune", "--config=finetune:classification"]
     ours += [f"--config.{name}={value}" for name, value in settings.items()]
     theirs = [PEER_PYTHON.value, str(WORKER), "train", MODEL.value, str(folder)]
     earlier = ["before"] if BEFORE.value else []
-    turns = [[f"{side}, {how}" for side in ("bert_jax", *earlier)] for how in ("cold", "warm", "warm")]
+    turns = [
+        [f"{side}, {how}" for side in ("bert_jax", *earlier)] for how in ("cold", "warm", "warm")
+    ]
     results = []
-    for number, name in enumerate([*turns[0], "transformers", *turns[1], "transformers", *turns[2]]):
+    for number, name in enumerate(
+        [*turns[0], "transformers", *turns[1], "transformers", *turns[2]]
+    ):
         command = theirs if name == "transformers" else [*ours, f"--workdir={folder}/run{number}"]
         environ = variables(name, str(folder / name.partition(",")[0]))
         start, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command, check=True, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         seconds, end = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
         results.append({"side": name, "seconds": seconds, "cpu_seconds": cpu})
@@ -192,11 +235,22 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]], trained: list[dict[str, Any]]) -> list[str]:
+def lines_of(
+    requests: list[dict[str, Any]], first: list[dict[str, Any]], trained: list[dict[str, Any]]
+) -> list[str]:
     """Returns tables for people."""
-    rows = [["", *(f"{side} ms" for side in sides()), "p95 of ours", *(f"times {side}'s" for side in sides()[1:])]]
+    rows = [
+        [
+            "",
+            *(f"{side} ms" for side in sides()),
+            "p95 of ours",
+            *(f"times {side}'s" for side in sides()[1:]),
+        ]
+    ]
     for work, name in dict.fromkeys((one["work"], one["request"]) for one in requests):
-        by_side = {one["side"]: one for one in requests if (one["work"], one["request"]) == (work, name)}
+        by_side = {
+            one["side"]: one for one in requests if (one["work"], one["request"]) == (work, name)
+        }
         p50 = {side: by_side[side]["p50"] for side in sides()}
         rows.append([
             f"{work}, {name}", *(f"{1e3 * p50[side]:,.1f}" for side in p50), f"{1e3 * by_side['bert_jax']['p95']:,.1f}",
@@ -204,10 +258,18 @@ def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]], traine
         ])  # fmt: skip
     starts = [["", *sides()]]
     for cache in ("cold", "warm"):
-        by_side = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in sides()}
+        by_side = {
+            side: [one for one in first if (one["side"], one["cache"]) == (side, cache)]
+            for side in sides()
+        }
         least = [min(one["seconds"] for one in group) for group in by_side.values()]
         starts.append([f"first answer, {cache}, s", *(f"{seconds:.2f}" for seconds in least)])
-    starts.append(["memory, one at a time, MB", *(f"{group[-1]['memory'] / 1e6:,.0f}" for group in by_side.values())])
+    starts.append(
+        [
+            "memory, one at a time, MB",
+            *(f"{group[-1]['memory'] / 1e6:,.0f}" for group in by_side.values()),
+        ]
+    )
     runs = [["1,000 texts, 3 epochs", "s", "CPU s"]]
     for side in dict.fromkeys(run["side"] for run in trained):
         best = min((run for run in trained if run["side"] == side), key=lambda run: run["seconds"])
@@ -220,13 +282,17 @@ def main() -> None:
     for flag in (MODEL, CLASSIFIER, INPUT, PEER_PYTHON):
         if not flag.value:
             raise InputError(f"--{flag.name} is needed; --help says what it is")
-    lines = [line.strip() for line in Path(INPUT.value).read_text("utf-8").splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in Path(INPUT.value).read_text("utf-8").splitlines() if line.strip()
+    ]
     texts = texts_of(lines)
     if len(texts["paragraph"]) < 40:
         raise InputError(
             f"--input {INPUT.value} has {len(texts['paragraph'])} paragraphs of {PARAGRAPH} words; 40 are needed"
         )
-    subprocess.run([PEER_PYTHON.value, str(WORKER), "export", MODEL.value, CLASSIFIER.value], check=True)
+    subprocess.run(
+        [PEER_PYTHON.value, str(WORKER), "export", MODEL.value, CLASSIFIER.value], check=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         differences = check(texts, folder)
     first = first_answers(texts)
@@ -237,7 +303,13 @@ def main() -> None:
     if OUTPUT.value:
         write_json(
             Path(OUTPUT.value),
-            {**environment(), "differences": differences, "requests": requests, "first": first, "trained": trained},
+            {
+                **environment(),
+                "differences": differences,
+                "requests": requests,
+                "first": first,
+                "trained": trained,
+            },
         )
 
 

@@ -31,28 +31,58 @@ if TYPE_CHECKING:
     from benchmarks.contenders import Bench
 
 MODELS = ("train", "finetune", "infer")
-WHAT = flags.DEFINE_enum("what", None, [*MODELS, "prepare", "tokenize", "loader"], "what to measure")
+WHAT = flags.DEFINE_enum(
+    "what", None, [*MODELS, "prepare", "tokenize", "loader"], "what to measure"
+)
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
 DATA = flags.DEFINE_string(
-    "data", "", "train, loader: a data set of prepare_corpus; with --task its directory; else random rows"
+    "data",
+    "",
+    "train, loader: a data set of prepare_corpus; with --task its directory; else random rows",
 )
-TASK = flags.DEFINE_string("task", "", "finetune, infer: a task of one or two texts and two classes, such as mrpc")
-INPUT = flags.DEFINE_string("input", "", "files of text, a text a line; what finetune and infer read ends at a tab")
-TOKENIZER = flags.DEFINE_string("tokenizer", "", "a tokenizer's directory or a vocabulary file, for --input")
-OUTPUT = flags.DEFINE_string("output", "", "JSON file to write; benchmarks/results/WHAT-TIME.json if not given")
+TASK = flags.DEFINE_string(
+    "task", "", "finetune, infer: a task of one or two texts and two classes, such as mrpc"
+)
+INPUT = flags.DEFINE_string(
+    "input", "", "files of text, a text a line; what finetune and infer read ends at a tab"
+)
+TOKENIZER = flags.DEFINE_string(
+    "tokenizer", "", "a tokenizer's directory or a vocabulary file, for --input"
+)
+OUTPUT = flags.DEFINE_string(
+    "output", "", "JSON file to write; benchmarks/results/WHAT-TIME.json if not given"
+)
 ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each contender", lower_bound=1)
 WARMUP = flags.DEFINE_integer("warmup", 1, "turns before them that do not count", lower_bound=1)
-STEPS = flags.DEFINE_integer("steps", 0, "batches of a round; 0 takes 8, of the loader 100", lower_bound=0)
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 0, "0 takes data.batch_size, infer 32, loader 4096", lower_bound=0)
-LENGTH = flags.DEFINE_integer("length", 128, "tokens of a row: random, tokenized or prepared", lower_bound=8)
-VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "tokens, where nothing else tells", lower_bound=10)
-PRECISIONS = flags.DEFINE_list("precisions", [], "of ours: float32, bfloat16 or both; the config's if not given")
-LIMIT = flags.DEFINE_integer("limit", 0, "lines of --input, of tokenize MB; 0 takes enough", lower_bound=0)
+STEPS = flags.DEFINE_integer(
+    "steps", 0, "batches of a round; 0 takes 8, of the loader 100", lower_bound=0
+)
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 0, "0 takes data.batch_size, infer 32, loader 4096", lower_bound=0
+)
+LENGTH = flags.DEFINE_integer(
+    "length", 128, "tokens of a row: random, tokenized or prepared", lower_bound=8
+)
+VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", 30522, "tokens, where nothing else tells", lower_bound=10
+)
+PRECISIONS = flags.DEFINE_list(
+    "precisions", [], "of ours: float32, bfloat16 or both; the config's if not given"
+)
+LIMIT = flags.DEFINE_integer(
+    "limit", 0, "lines of --input, of tokenize MB; 0 takes enough", lower_bound=0
+)
 DUPLICATES = flags.DEFINE_integer("duplicates", 1, "prepare: passes over the text", lower_bound=1)
 WORKERS = flags.DEFINE_integer("workers", 1, "prepare: processes; 0 is all cores", lower_bound=0)
-COMPARE = flags.DEFINE_string("compare", "", "transformers, or peers by name such as eager:float32,compile:bfloat16")
-PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python that has benchmarks/peers/requirements.txt")
-PEAK = flags.DEFINE_float("peak_tflops", 0.0, "of all devices together, for MFU; 0 takes the data sheet's", 0.0)
+COMPARE = flags.DEFINE_string(
+    "compare", "", "transformers, or peers by name such as eager:float32,compile:bfloat16"
+)
+PEER_PYTHON = flags.DEFINE_string(
+    "peer_python", "", "a Python that has benchmarks/peers/requirements.txt"
+)
+PEAK = flags.DEFINE_float(
+    "peak_tflops", 0.0, "of all devices together, for MFU; 0 takes the data sheet's", 0.0
+)
 
 
 def main() -> None:
@@ -60,7 +90,9 @@ def main() -> None:
     if WHAT.value is None:
         raise InputError(f"--what is needed: one of {', '.join(MODELS)}, prepare, tokenize, loader")
     if COMPARE.value and not PEER_PYTHON.value:
-        raise InputError("--compare needs --peer_python=PATH, a Python that has benchmarks/peers/requirements.txt")
+        raise InputError(
+            "--compare needs --peer_python=PATH, a Python that has benchmarks/peers/requirements.txt"
+        )
     if COMPARE.value and WHAT.value not in MODELS:
         raise InputError(f"--compare is for {', '.join(MODELS)}; there is no peer for {WHAT.value}")
     config = _config() if WHAT.value in MODELS else None
@@ -68,7 +100,8 @@ def main() -> None:
     if WHAT.value in MODELS:  # as the commands do
         reuse_freed_memory()
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # compilation is measured too
-    from benchmarks import peer_workers as peers  # JAX starts here: --help and bad settings answer at once
+    # JAX starts here: --help and bad settings answer at once
+    from benchmarks import peer_workers as peers
     from benchmarks import timing
 
     modes = peers.parse_modes(COMPARE.value, WHAT.value)
@@ -77,7 +110,9 @@ def main() -> None:
     contenders, failed = list(bench.contenders), {}
     devices, platform = _devices() if config else ([], "cpu")
     if config and modes:
-        work = peers.describe_work(WHAT.value, _model(config), config.optimizer, config.train.seed, platform)
+        work = peers.describe_work(
+            WHAT.value, _model(config), config.optimizer, config.train.seed, platform
+        )
         with peers.Peers(PEER_PYTHON.value, work, bench.batches) as others:
             for mode in modes:
                 contender = others.contender(mode, bench.counts)
@@ -92,11 +127,17 @@ def main() -> None:
     else:
         rounds = timing.alternate(contenders, ROUNDS.value, WARMUP.value, _tell)
 
-    measured = [timing.figures(one, rounds[one.name], _peak(one.facts, devices)) for one in contenders]
+    measured = [
+        timing.figures(one, rounds[one.name], _peak(one.facts, devices)) for one in contenders
+    ]
     compared = timing.comparisons(contenders, rounds)
     lines = [*timing.figures_table(measured), *timing.comparison_lines(compared)]
     print("\n".join(lines))
-    kept = [argument for argument in sys.argv[1:] if not argument.startswith(("--peer_python", "--output"))]
+    kept = [
+        argument
+        for argument in sys.argv[1:]
+        if not argument.startswith(("--peer_python", "--output"))
+    ]
     record = {
         "what": WHAT.value,
         "about": bench.about,
@@ -115,7 +156,9 @@ def main() -> None:
 def _config() -> PretrainConfig:
     """Returns the settings of a model's benchmark. Raises: InputError if they cannot be used."""
     if CONFIG.value is None:
-        raise InputError(f"--what={WHAT.value} needs --config, as in --config=configs/pretrain.py:tiny")
+        raise InputError(
+            f"--what={WHAT.value} needs --config, as in --config=configs/pretrain.py:tiny"
+        )
     for name in PRECISIONS.value:
         if name not in ("float32", "bfloat16"):
             raise InputError(f"precisions {name!r} is neither float32 nor bfloat16")
@@ -133,7 +176,9 @@ def _config() -> PretrainConfig:
         raise InputError(
             f"length {LENGTH.value} is above model.max_positions {config.model.max_positions}; lower it or raise that"
         )
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value)
+    model = dataclasses.replace(
+        config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value
+    )
     return dataclasses.replace(config, model=model)
 
 
@@ -144,7 +189,9 @@ def _check_data() -> None:
     if WHAT.value in ("prepare", "tokenize") and not INPUT.value:
         raise InputError(f"--what={WHAT.value} needs --input and --tokenizer")
     if (INPUT.value or TASK.value) and not TOKENIZER.value:
-        raise InputError("--input and --task need --tokenizer, a tokenizer's directory or a vocabulary file")
+        raise InputError(
+            "--input and --task need --tokenizer, a tokenizer's directory or a vocabulary file"
+        )
     if TASK.value and (WHAT.value not in ("finetune", "infer") or not DATA.value or INPUT.value):
         raise InputError(
             "--task is for --what=finetune and infer, with --data=DIR, the task's directory, and no --input"
@@ -223,7 +270,12 @@ def _peak(facts: dict[str, Any], devices: list[Any]) -> float:
 
 def _default_output(checkout: Path) -> Path:
     root = checkout if (checkout / "benchmarks").is_dir() else Path.cwd()
-    return root / "benchmarks" / "results" / f"{WHAT.value}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+    return (
+        root
+        / "benchmarks"
+        / "results"
+        / f"{WHAT.value}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+    )
 
 
 def _tell(line: str) -> None:

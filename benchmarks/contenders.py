@@ -76,7 +76,13 @@ class Counts:
         )
 
     def add(
-        self, shape: tuple[int, ...], places: int, tokens: float, squared: float, predictions: float, sequences: float
+        self,
+        shape: tuple[int, ...],
+        places: int,
+        tokens: float,
+        squared: float,
+        predictions: float,
+        sequences: float,
     ) -> None:
         """Adds a batch of rows [B, L] with `places` predictions each, padding counted, and what is real in it."""
         rows, length = shape
@@ -114,7 +120,9 @@ def train(
     size = config.data.batch_size
 
     def objective_of(model: ModelConfig) -> Objective:
-        return pretraining_objective(model, config.masking, ids[2], ids[:2], config.train.next_sentence)
+        return pretraining_objective(
+            model, config.masking, ids[2], ids[:2], config.train.next_sentence
+        )
 
     def batches() -> Iterator[Batch]:
         if dataset is not None:
@@ -123,15 +131,29 @@ def train(
 
     on_device: Any = None
     if dataset is None:
-        on_device = jax.device_put(random_batch(size, length, config.model.vocab_size, ids), row_sharding(mesh))
+        on_device = jax.device_put(
+            random_batch(size, length, config.model.vocab_size, ids), row_sharding(mesh)
+        )
     prepare_batch = jax.jit(objective_of(config.model).prepare)
     masked = [jax.device_get(prepare_batch(batch)) for batch in _first(batches(), steps)]
     counts = Counts(config.model, training=True)
     for batch in masked:
         _count(counts, batch)
-    models = [dataclasses.replace(config.model, compute_dtype=precision) for precision in precisions]
+    models = [
+        dataclasses.replace(config.model, compute_dtype=precision) for precision in precisions
+    ]
     contenders = [
-        _training(config, model, objective_of(model), mesh, batches, steps, counts.values, program, options)
+        _training(
+            config,
+            model,
+            objective_of(model),
+            mesh,
+            batches,
+            steps,
+            counts.values,
+            program,
+            options,
+        )
         for model in models
     ]
     source = f"from {config.data.path}, loader included" if dataset else "random, on the device"
@@ -141,7 +163,9 @@ def train(
     return Bench(contenders, inputs, counts.values, about)
 
 
-def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int, precisions: Sequence[str]) -> Bench:
+def finetune(
+    config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int, precisions: Sequence[str]
+) -> Bench:
     """Returns fine-tuning of a classifier of two classes, the loader included. A round is one epoch of the rows.
 
     Ours are random batches, packed where that takes fewer FLOPs, as `finetune.py` makes them. Peers get the same rows
@@ -153,7 +177,9 @@ def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
     data = FinetuneDataConfig(batch_size=size, seed=config.data.seed)
     group = row_group(mesh, config.train.accumulate)
-    batching = choose_batching(rows, data, config.model, group, "auto" if task.head.can_be_packed else "off", steps)
+    batching = choose_batching(
+        rows, data, config.model, group, "auto" if task.head.can_be_packed else "off", steps
+    )
 
     def batches() -> Iterator[Batch]:
         return examples.train_batches(rows, task.head, 0, batching, mesh)
@@ -187,7 +213,9 @@ def _of_like_lengths(
         batch = jax.device_get(batch_of_layout(rows, layout, task.head, mesh))
         _count(counts, batch)
         lengths.add(batch.token_ids.shape[1])
-        inputs.append({name: array[: len(layout.bins)] for name, array in _task_inputs(batch).items()})
+        inputs.append(
+            {name: array[: len(layout.bins)] for name, array in _task_inputs(batch).items()}
+        )
     return inputs, _listed(sorted(lengths))
 
 
@@ -216,7 +244,11 @@ def _training(
 
     def run() -> Round:
         nonlocal state
-        with jax.set_mesh(mesh), contextlib.closing(_closable(batches())) as stream, Clock() as clock:
+        with (
+            jax.set_mesh(mesh),
+            contextlib.closing(_closable(batches())) as stream,
+            Clock() as clock,
+        ):
             for batch in itertools.islice(stream, steps):
                 state, _ = compiled(state, batch, step.key)
                 give_back_freed_memory()
@@ -230,14 +262,22 @@ def _training(
 # Prediction
 
 
-def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: int, precisions: Sequence[str]) -> Bench:
+def infer(
+    config: PretrainConfig,
+    rows: Sequence[Row],
+    task: Task,
+    batch_size: int,
+    precisions: Sequence[str],
+) -> Bench:
     """Returns prediction as `predict` does it, from rows to classes; peers get rows of like lengths in a batch."""
     mesh = make_mesh(config.mesh)
     rows = [row._replace(label=None) for row in rows]
     split = Split("input", list(range(len(rows))), rows, {})
     ours, theirs = Counts(config.model, training=False), Counts(config.model, training=False)
     inputs, lengths = _of_like_lengths(rows, task, batch_size, config.model, mesh, theirs)
-    params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(jax.random.key(0))
+    params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(
+        jax.random.key(0)
+    )
     pack = make_inference(config.model, task, mesh, params).pack
     layouts = list(inference_layouts(sizes_of(rows), config.model, pack, mesh, batch_size))
     for layout in layouts:
@@ -250,7 +290,9 @@ def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: i
         ready = function.ready(params)
         facts: dict[str, Any] = {"side": "ours", "precision": precision}
 
-        def run(function: Any = function, ready: Any = ready, facts: dict[str, Any] = facts) -> Round:
+        def run(
+            function: Any = function, ready: Any = ready, facts: dict[str, Any] = facts
+        ) -> Round:
             with Clock() as clock:
                 predict_split(task, split, function, ready, batch_size, mesh)
             facts.update(peak_memory(mesh.devices.flat[0]))
@@ -268,9 +310,13 @@ def make_classifier(length: int, name: str = "classification") -> Task:
 
     Raises: InputError if the task of that name is another kind of task.
     """
-    task = make_task(TaskConfig(name=name, max_seq_length=length), ("0", "1") if name == "classification" else ())
+    task = make_task(
+        TaskConfig(name=name, max_seq_length=length), ("0", "1") if name == "classification" else ()
+    )
     if task.head != SEQUENCES or task.num_outputs != 2:
-        raise InputError(f"--task={name} has no two classes; use one that has, such as sst2, cola, mrpc, qqp, rte")
+        raise InputError(
+            f"--task={name} has no two classes; use one that has, such as sst2, cola, mrpc, qqp, rte"
+        )
     return task
 
 
@@ -286,7 +332,9 @@ def task_rows(task: Task, data: str, tokenizer: Tokenizer, training: bool, most:
     examples = [] if training else task.read(data, task.splits["eval"][0])
     examples = examples or task.read(data, "train")
     chosen = np.sort(np.random.default_rng(0).permutation(len(examples))[:most])
-    return make_split(task, tokenizer, "input", [examples[index] for index in chosen], training).rows
+    return make_split(
+        task, tokenizer, "input", [examples[index] for index in chosen], training
+    ).rows
 
 
 def random_rows(count: int, length: int, vocab_size: int) -> list[Row]:
@@ -313,7 +361,9 @@ def load(path: str, batch_size: int, steps: int) -> Bench:
             tokens = 0
             with Clock() as clock:
                 for _ in range(steps):
-                    indices, epochs = train_rows(next(numbers), places, batch_size, split.num_rows, seed=0)
+                    indices, epochs = train_rows(
+                        next(numbers), places, batch_size, split.num_rows, seed=0
+                    )
                     rows = split.gather(indices)
                     tokens += int(rows["lengths"].sum())
                     if to_batch:
@@ -359,7 +409,10 @@ def tokenize(path: str, tokenizer: str, most_bytes: int) -> Bench:
         return clock.round(steps=1, bytes=size, tokens=sum(map(len, encoded)))
 
     return Bench(
-        [Contender("encode_batch", run, {})], [], {}, f"{size / 1e6:.1f} MB in {len(lines):,} lines; one thread"
+        [Contender("encode_batch", run, {})],
+        [],
+        {},
+        f"{size / 1e6:.1f} MB in {len(lines):,} lines; one thread",
     )
 
 
@@ -387,7 +440,9 @@ def random_batch(rows: int, length: int, vocab_size: int, ids: tuple[int, int, i
     """Returns rows of random tokens in which every third goes on with a word; none is padding."""
     cls_id, sep_id, mask_id = ids
     if vocab_size <= mask_id + 1 or length < 8:
-        raise InputError(f"random rows need 8 tokens or more of a vocabulary above {mask_id + 1}; raise --length")
+        raise InputError(
+            f"random rows need 8 tokens or more of a vocabulary above {mask_id + 1}; raise --length"
+        )
     rng = np.random.default_rng(0)
     shape, middle = (rows, length), length // 2
     token_ids = rng.integers(mask_id + 1, vocab_size, shape)
@@ -406,12 +461,21 @@ def random_batch(rows: int, length: int, vocab_size: int, ids: tuple[int, int, i
 
 
 def _count(counts: Counts, batch: Batch) -> None:
-    lengths = (batch.sequence_ids[:, None, :] == np.arange(1, batch.cls_positions.shape[1] + 1)[:, None]).sum(axis=-1)
+    lengths = (
+        batch.sequence_ids[:, None, :] == np.arange(1, batch.cls_positions.shape[1] + 1)[:, None]
+    ).sum(axis=-1)
     weights = batch.mlm_weights
     places = 0 if weights is None else weights.shape[1]
     predictions = 0 if weights is None else weights.sum()
     sequences = batch.sequence_weights.sum()
-    counts.add(batch.token_ids.shape, places, lengths.sum(), (lengths.astype(float) ** 2).sum(), predictions, sequences)
+    counts.add(
+        batch.token_ids.shape,
+        places,
+        lengths.sum(),
+        (lengths.astype(float) ** 2).sum(),
+        predictions,
+        sequences,
+    )
 
 
 def _pretraining_inputs(batch: Batch) -> dict[str, np.ndarray]:
@@ -419,7 +483,9 @@ def _pretraining_inputs(batch: Batch) -> dict[str, np.ndarray]:
     labels = np.full(batch.token_ids.shape, NO_LABEL, np.int32)
     rows, places = np.nonzero(batch.mlm_weights)
     labels[rows, batch.mlm_positions[rows, places]] = batch.mlm_labels[rows, places]
-    return _task_inputs(batch._replace(labels=labels)) | {"next_sentence_label": batch.next_sentence_labels[:, 0]}
+    return _task_inputs(batch._replace(labels=labels)) | {
+        "next_sentence_label": batch.next_sentence_labels[:, 0]
+    }
 
 
 def _task_inputs(batch: Batch) -> dict[str, np.ndarray]:

@@ -39,12 +39,18 @@ from bert_jax.tools import cli
 from bert_jax.training.report import METRICS_FILE, read_metrics
 
 START = flags.DEFINE_string("start", None, "the model that both start from", required=True)
-STSB, SICK, SQUAD = (flags.DEFINE_string(name, "", "data; without, left out") for name in ("stsb", "sick", "squad"))
+STSB, SICK, SQUAD = (
+    flags.DEFINE_string(name, "", "data; without, left out") for name in ("stsb", "sick", "squad")
+)
 OUTPUT = flags.DEFINE_string("output", None, "directory of what is measured", required=True)
-PEER = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers; without it, ours alone")
+PEER = flags.DEFINE_string(
+    "peer_python", "", "a Python with sentence-transformers; without it, ours alone"
+)
 SEEDS = flags.DEFINE_integer("seeds", 3, "runs of each side and task", lower_bound=1)
 LIMIT = flags.DEFINE_integer("limit", 10**6, "pairs of a data set, to try it", lower_bound=2)
-RATE = flags.DEFINE_float("learning_rate", 2e-5, "of both; a small model needs more", lower_bound=0.0)
+RATE = flags.DEFINE_float(
+    "learning_rate", 2e-5, "of both; a small model needs more", lower_bound=0.0
+)
 ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of embedding 1,000 texts", lower_bound=1)
 
 LENGTHS = {"graded": 64, "squad": 128}
@@ -61,23 +67,40 @@ def read(task: str) -> Sets:
     if task == "squad" and SQUAD.value:
         source = f"train={SQUAD.value}[:28],dev={SQUAD.value}[28:]"
         every = {"train": ("train", 3), task: ("dev", 1)}
-        sets = {name: read_texts(TASK, source, split)[::step][: LIMIT.value] for name, (split, step) in every.items()}
+        sets = {
+            name: read_texts(TASK, source, split)[::step][: LIMIT.value]
+            for name, (split, step) in every.items()
+        }
     sick = SICK.value and f"{SICK.value}/SICK_train.txt,{SICK.value}/SICK_trial.txt"
     for name, source, least in (("stsb", STSB.value, 0), ("sick", sick, 1)):
         for split in ("train", "dev") if task == "graded" and source else ():
             pairs = read_texts(TASK, source, split)[:: 2 if split == "train" else 1][: LIMIT.value]
-            pairs = [pair._replace(score=((pair.score or 0) - least) / (5 - least)) for pair in pairs]
+            pairs = [
+                pair._replace(score=((pair.score or 0) - least) / (5 - least)) for pair in pairs
+            ]
             sets.setdefault(name if split == "dev" else split, []).extend(pairs)
     return sets
 
 
 def work_of(task: str, sets: Sets, seed: int, folder: str) -> Work:
     """Returns the settings and texts that both sides need."""
-    pairs: Work = {f"sentence{index + 1}": [pair.texts[index] for pair in sets["train"]] for index in (0, 1)}
+    pairs: Work = {
+        f"sentence{index + 1}": [pair.texts[index] for pair in sets["train"]] for index in (0, 1)
+    }
     if sets["train"][0].score is not None:
         pairs["score"] = [pair.score for pair in sets["train"]]
-    texts = [text for name in sorted(sets.keys() - {"train"}) for pair in sets[name] for text in pair.texts]
-    known = {"start": START.value, "threads": timing.num_cores(), "seed": seed, "max_seq_length": LENGTHS[task]}
+    texts = [
+        text
+        for name in sorted(sets.keys() - {"train"})
+        for pair in sets[name]
+        for text in pair.texts
+    ]
+    known = {
+        "start": START.value,
+        "threads": timing.num_cores(),
+        "seed": seed,
+        "max_seq_length": LENGTHS[task],
+    }
     return {
         **TRAINING,
         "learning_rate": RATE.value,
@@ -91,13 +114,17 @@ def work_of(task: str, sets: Sets, seed: int, folder: str) -> Work:
 def start(work: Work, folder: str) -> tuple[dict[str, float], np.ndarray]:
     """Returns the vectors of the model that both start from."""
     bert = bert_jax.load_pretrained(work["start"])
-    return {}, bert_jax.sentence_embeddings(bert, work["texts"], max_seq_length=work["max_seq_length"])
+    return {}, bert_jax.sentence_embeddings(
+        bert, work["texts"], max_seq_length=work["max_seq_length"]
+    )
 
 
 def ours(work: Work, folder: str) -> tuple[dict[str, float], np.ndarray]:
     """Returns how fast we have trained, and the vectors of all texts after it."""
     rows = (dict(zip(work["pairs"], row)) for row in zip(*work["pairs"].values()))
-    Path(folder, "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    Path(folder, "train.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     values = {
         "init_checkpoint": work["start"],
         "task": {"name": "embeddings", "max_seq_length": work["max_seq_length"],
@@ -110,7 +137,10 @@ def ours(work: Work, folder: str) -> tuple[dict[str, float], np.ndarray]:
     }  # fmt: skip
     with timing.Clock() as clock:
         bert_jax.finetune(from_dict(FinetuneConfig, values), f"{folder}/run")
-    rate = read_metrics(f"{folder}/run/{METRICS_FILE}", ["train"])[-1].get("sequences_per_second", 0.0) / 2
+    rate = (
+        read_metrics(f"{folder}/run/{METRICS_FILE}", ["train"])[-1].get("sequences_per_second", 0.0)
+        / 2
+    )
     vectors = bert_jax.sentence_embeddings(bert_jax.load_pretrained(f"{folder}/run"), work["texts"])
     return {"seconds": clock.seconds, "pairs_per_second": rate}, vectors
 
@@ -146,33 +176,53 @@ def measure(task: str, sets: Sets, side: str, seed: int) -> None:
         speed, vectors = {"start": start, "ours": ours, "theirs": theirs}[side](work, folder)
     of_text = dict(zip(work["texts"], vectors))
     for name in sets.keys() - {"train"}:
-        predictions = [Embedded(np.stack([of_text[text] for text in pair.texts])) for pair in sets[name]]
+        predictions = [
+            Embedded(np.stack([of_text[text] for text in pair.texts])) for pair in sets[name]
+        ]
         write(side, seed, name, EmbeddingTask(TASK).score(sets[name], predictions))
     if speed:
         write(side, seed, f"{task}_training", speed)
     about = {name: work[name] for name in (*TRAINING, "learning_rate", "max_seq_length", "threads")}
     sizes = {name: len(examples) for name, examples in sets.items()}
-    write_json(done, {"settings": about, "start": Path(START.value).name, "pairs": sizes, **timing.environment()})
+    write_json(
+        done,
+        {
+            "settings": about,
+            "start": Path(START.value).name,
+            "pairs": sizes,
+            **timing.environment(),
+        },
+    )
 
 
 def embed(task: str, work: Work) -> None:
     """Writes the texts a second of each side, in turns; the first turn does not count."""
     texts = np.random.default_rng(0).permutation(work["texts"])[:1000].tolist()
     bert = bert_jax.load_pretrained(work["start"])
-    turns = {"ours": partial(bert_jax.sentence_embeddings, bert, texts, max_seq_length=work["max_seq_length"])}
+    turns = {
+        "ours": partial(
+            bert_jax.sentence_embeddings, bert, texts, max_seq_length=work["max_seq_length"]
+        )
+    }
     with contextlib.ExitStack() as stack:
         if PEER.value:
             given = PEER.value, work | {"texts": texts}, [], WORKER.with_name("embeddings.py")
             peer = stack.enter_context(Peers(*given))
             turns |= {
-                side: partial(ask, peer, f"{mode}:float32") for side, mode in (("theirs", "eager"), ("onnx", "onnx"))
+                side: partial(ask, peer, f"{mode}:float32")
+                for side, mode in (("theirs", "eager"), ("onnx", "onnx"))
             }
         for number in range(-1, ROUNDS.value):
             for side in list(turns)[:: 1 - 2 * (number % 2)]:
                 with timing.Clock() as clock:
                     turns[side]()
                 if number >= 0:
-                    write(side, number, f"{task}_embedding", {"texts_per_second": len(texts) / clock.seconds})
+                    write(
+                        side,
+                        number,
+                        f"{task}_embedding",
+                        {"texts_per_second": len(texts) / clock.seconds},
+                    )
     write_json(Path(OUTPUT.value, f"{task}_embedding.json"), timing.environment())
 
 
@@ -184,7 +234,11 @@ def table() -> list[str]:
     rows = [["", *SIDES, "ours - theirs", "ours is", "times"]]
     for column in sorted(columns):
         values = [tables.values_of(record, side, f"evaluation:{column}") for side in SIDES]
-        medians = [statistics.median(runs.values()) for runs in values if runs and column.endswith("_per_second")]
+        medians = [
+            statistics.median(runs.values())
+            for runs in values
+            if runs and column.endswith("_per_second")
+        ]
         times = f"{medians[0] / max(medians[1:]):.2f}" if len(medians) > 1 else ""
         rows.append([column, *map(tables.cell, values), *tables.told_apart(*values[1:3]), times])
     return timing.table(rows)

@@ -28,21 +28,37 @@ Baselines = dict[str, dict[str, float]]  # paradigm -> model -> accuracy
 def read_baselines(path: Path) -> Baselines:
     """Returns the published accuracies of each paradigm; rows of means, called "overall", are left out."""
     header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines(), delimiter="\t")
-    first = 1 if rows[0][1].replace(".", "", 1).isdigit() else 2  # the second column may be the phenomenon
+    # the second column may be the phenomenon
+    first = 1 if rows[0][1].replace(".", "", 1).isdigit() else 2
     names = [name.removesuffix("_accuracy") for name in header[first:]]
-    return {row[0]: dict(zip(names, map(float, row[first:]))) for row in rows if row and row[0] != "overall"}
+    return {
+        row[0]: dict(zip(names, map(float, row[first:])))
+        for row in rows
+        if row and row[0] != "overall"
+    }
 
 
 def table_lines(scores: Mapping[str, Any], baselines: Baselines) -> list[str]:
     """Returns the lines of the table, in per cent: each paradigm, the mean of each phenomenon, and of all."""
     models = list(dict.fromkeys(model for known in baselines.values() for model in known))
-    lines = [f"{'paradigm':60}{'pairs':>8}{'right %':>9}{'95 % interval':>15}" + "".join(f"{m:>14}" for m in models)]
+    lines = [
+        f"{'paradigm':60}{'pairs':>8}{'right %':>9}{'95 % interval':>15}"
+        + "".join(f"{m:>14}" for m in models)
+    ]
 
     def add(title: str, row: Mapping[str, Any], paradigms: Sequence[Mapping[str, Any]]) -> None:
         cells = []
         for model in models:
-            known = [baselines[one["name"]][model] for one in paradigms if model in baselines.get(one["name"], {})]
-            cells.append(f"{100 * statistics.mean(known):14.1f}" if len(known) == len(paradigms) else " " * 14)
+            known = [
+                baselines[one["name"]][model]
+                for one in paradigms
+                if model in baselines.get(one["name"], {})
+            ]
+            cells.append(
+                f"{100 * statistics.mean(known):14.1f}"
+                if len(known) == len(paradigms)
+                else " " * 14
+            )
         low, high = (100 * bound for bound in row["interval"])
         accuracy = f"{row['pairs']:8,}{100 * row['accuracy']:9.1f}{low:8.1f} - {high:4.1f}"
         lines.append(f"{title:60}{accuracy}{''.join(cells)}")
@@ -60,7 +76,11 @@ def main() -> None:
     """Prints the table."""
     cli.check_given(SCORES)
     baselines = read_baselines(Path(BASELINES.value)) if BASELINES.value else {}
-    print("\n".join(table_lines(json.loads(Path(SCORES.value).read_text(encoding="utf-8")), baselines)))
+    print(
+        "\n".join(
+            table_lines(json.loads(Path(SCORES.value).read_text(encoding="utf-8")), baselines)
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ _TORCH = ("eager:float32", "eager:bfloat16", "compile:float32", "compile:bfloat1
 _ONNX = ("onnx:float32",)
 # Kernels that torch's scaled_dot_product_attention can be held to; without one torch chooses.
 ATTENTIONS = ("cudnn", "flash", "efficient", "math")
-UNPADDED = "unpadded"  # of eager torch, for finetune and infer: the tokens of a batch without padding
+# of eager torch, for finetune and infer: the tokens of a batch without padding
+UNPADDED = "unpadded"
 
 
 def parse_modes(text: str, what: str) -> tuple[str, ...]:
@@ -93,7 +94,11 @@ def tied(command: Sequence[str]) -> list[str]:
 
 def save_batches(path: Path, batches: Sequence[dict[str, np.ndarray]]) -> None:
     """Writes batches as one .npz: arrays named NUMBER/NAME."""
-    arrays = {f"{number}/{name}": array for number, batch in enumerate(batches) for name, array in batch.items()}
+    arrays = {
+        f"{number}/{name}": array
+        for number, batch in enumerate(batches)
+        for name, array in batch.items()
+    }
     np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
 
 
@@ -101,11 +106,17 @@ class Peers:
     """The process of the peers; a context manager."""
 
     def __init__(
-        self, python: str, work: dict[str, Any], batches: Sequence[dict[str, np.ndarray]], worker: Path | None = None
+        self,
+        python: str,
+        work: dict[str, Any],
+        batches: Sequence[dict[str, np.ndarray]],
+        worker: Path | None = None,
     ) -> None:
         worker = worker or WORKER
         if not worker.exists():
-            raise InputError(f"{worker} is missing; --compare needs a checkout of the project, not a wheel")
+            raise InputError(
+                f"{worker} is missing; --compare needs a checkout of the project, not a wheel"
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="bert_jax_peers_")
         folder = Path(self._folder.name)
         save_batches(folder / "batches.npz", batches)
@@ -114,16 +125,26 @@ class Peers:
         command = [python, str(worker), str(folder / "work.json"), str(folder / "batches.npz")]
         if shutil.which(python) is None:
             self.close()
-            raise InputError(f"peer_python {python} does not start: there is no such program; give a Python's path")
+            raise InputError(
+                f"peer_python {python} does not start: there is no such program; give a Python's path"
+            )
         self._process = subprocess.Popen(
-            tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            tied(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
         self.about = self._read()
 
     def contender(self, mode: str, counts: dict[str, float]) -> Contender:
         """Returns a contender whose round is one of this mode; `counts` is what all batches hold."""
         backend, precision, *attention = mode.split(":")
-        facts: dict[str, Any] = {"versions": self.about["versions"], "side": "peer", "precision": precision}
+        facts: dict[str, Any] = {
+            "versions": self.about["versions"],
+            "side": "peer",
+            "precision": precision,
+        }
         if attention:
             facts["attention"] = attention[0]
 
@@ -131,7 +152,9 @@ class Peers:
             reply = self.ask({"run": mode})
             if "error" in reply:
                 raise InputError(f"peer {mode} has failed: {reply['error']}")
-            facts.update(peak_memory_bytes=reply["peak_memory_bytes"], peak_memory_of=reply["peak_memory_of"])
+            facts.update(
+                peak_memory_bytes=reply["peak_memory_bytes"], peak_memory_of=reply["peak_memory_of"]
+            )
             return Round(reply["seconds"], reply["cpu_seconds"], dict(counts))
 
         return Contender(f"{'onnxruntime' if backend == 'onnx' else 'torch'} {mode}", run, facts)

@@ -48,9 +48,13 @@ from bert_jax.tokenizing import load_tokenizer
 from bert_jax.tools import cli
 from configs.pretrain import get_config
 
-OUTPUT = flags.DEFINE_string("output", "", "a folder for quarter.json, the lines of each part, and programs")
+OUTPUT = flags.DEFINE_string(
+    "output", "", "a folder for quarter.json, the lines of each part, and programs"
+)
 SECONDS = flags.DEFINE_float("seconds", 540.0, "when all parts end, done or not", lower_bound=1)
-PART_SECONDS = flags.DEFINE_float("part_seconds", 120.0, "when a part ends, done or not", lower_bound=1)
+PART_SECONDS = flags.DEFINE_float(
+    "part_seconds", 120.0, "when a part ends, done or not", lower_bound=1
+)
 PARTS = flags.DEFINE_list("parts", [], "parts to run, in this order; all if not given")
 AT_ONCE = flags.DEFINE_integer("at_once", 1, "parts that compile at the same time", lower_bound=1)
 SIZE = flags.DEFINE_enum("size", "full", ["full", "tiny"], "tiny is for a test on a CPU")
@@ -58,8 +62,12 @@ INPUT = flags.DEFINE_string(
     "input", "", "a file with a text a line, for embeddings and finetune; without it random words"
 )
 TOKENIZER = flags.DEFINE_string("tokenizer", "models/bert-mini-en", "for --input")
-PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with torch and sentence-transformers; without, no peers")
-ONE = flags.DEFINE_string("one", "", "a part that this process measures itself; the command starts such processes")
+PEER_PYTHON = flags.DEFINE_string(
+    "peer_python", "", "a Python with torch and sentence-transformers; without, no peers"
+)
+ONE = flags.DEFINE_string(
+    "one", "", "a part that this process measures itself; the command starts such processes"
+)
 
 ROUNDS, STEPS = 5, 8
 LENGTH = 128  # tokens of a text at most
@@ -77,7 +85,9 @@ class Lines:
         line = {"part": self.part, "name": name, **figures}
         with (self.folder / f"{self.part}.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
-        shown = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
+        shown = {
+            key: value for key, value in figures.items() if isinstance(value, (int, float, str))
+        }
         print(f"{self.part}: {name}: {shown}", file=sys.stderr, flush=True)
 
 
@@ -121,7 +131,9 @@ def training(
     return measure
 
 
-def _with_rows(config: PretrainConfig, rows: int, length: int, changes: dict[str, Any]) -> PretrainConfig:
+def _with_rows(
+    config: PretrainConfig, rows: int, length: int, changes: dict[str, Any]
+) -> PretrainConfig:
     masking = config.masking
     if length >= 512 and masking.max_predictions:
         masking = dataclasses.replace(masking, max_predictions=80)  # the paper's second phase
@@ -130,12 +142,16 @@ def _with_rows(config: PretrainConfig, rows: int, length: int, changes: dict[str
     return dataclasses.replace(config, model=model, data=data, masking=masking)
 
 
-def _compare(lines: Lines, config: PretrainConfig, bench: contenders.Bench, what: str, peers: str, about: str) -> None:
+def _compare(
+    lines: Lines, config: PretrainConfig, bench: contenders.Bench, what: str, peers: str, about: str
+) -> None:
     """Measures the contenders of a bench beside peers, in turns, and writes a line for each."""
     sides = list(bench.contenders)
     with contextlib.ExitStack() as stack:
         if peers and PEER_PYTHON.value:
-            work = peer_workers.describe_work(what, config.model, config.optimizer, 0, jax.default_backend())
+            work = peer_workers.describe_work(
+                what, config.model, config.optimizer, 0, jax.default_backend()
+            )
             others = stack.enter_context(peer_workers.Peers(PEER_PYTHON.value, work, bench.batches))
             for mode in peers.split(","):
                 side = others.contender(mode, bench.counts)
@@ -197,7 +213,9 @@ def attention(lines: Lines) -> None:
                 found = _attend(lines, name, function, reference, tokens // length, about)
                 reference = found if reference is None else reference
             except Exception as error:  # noqa: BLE001 - a kernel that cannot: the next one
-                lines.write(f"{name} {length}", error=f"{type(error).__name__}: {error}"[:300], **about)
+                lines.write(
+                    f"{name} {length}", error=f"{type(error).__name__}: {error}"[:300], **about
+                )
 
 
 def attentions(length: int, sequences: int, window: int) -> dict[str, Callable[..., Any]]:
@@ -206,15 +224,25 @@ def attentions(length: int, sequences: int, window: int) -> dict[str, Callable[.
     def library(implementation: Any, masked: bool) -> Callable[..., Any]:
         def run(query: Any, key: Any, value: Any, ids: Any) -> Any:
             mask = attention_mask(ids)[:, None] if masked else None
-            return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)
+            return jax.nn.dot_product_attention(
+                query, key, value, mask=mask, implementation=implementation
+            )
 
         return run
 
     def ours(use_kernels: bool) -> Callable[..., Any]:
         def run(query: Any, key: Any, value: Any, ids: Any) -> Any:
-            flat, key, value = (array.reshape(*array.shape[:2], -1) for array in (query, key, value))
+            flat, key, value = (
+                array.reshape(*array.shape[:2], -1) for array in (query, key, value)
+            )
             context = fused_attention(
-                flat, key, value, ids, num_heads=query.shape[2], window=window, use_kernels=use_kernels
+                flat,
+                key,
+                value,
+                ids,
+                num_heads=query.shape[2],
+                window=window,
+                use_kernels=use_kernels,
             )
             return context.reshape(query.shape)
 
@@ -231,7 +259,12 @@ def attentions(length: int, sequences: int, window: int) -> dict[str, Callable[.
 
 
 def _attend(
-    lines: Lines, name: str, function: Callable[..., Any], reference: Any, rows: int, about: dict[str, int]
+    lines: Lines,
+    name: str,
+    function: Callable[..., Any],
+    reference: Any,
+    rows: int,
+    about: dict[str, int],
 ) -> Any:
     """Writes how long a function takes and how far it is from a reference; returns its results."""
     length = about["length"]
@@ -255,7 +288,9 @@ def _attend(
     if reference is not None:
         norms = [float(jnp.linalg.norm(part.astype(jnp.float32))) for part in reference]
         others = [one.astype(jnp.float32) - other for one, other in zip(results, reference)]
-        figures["error"] = max(float(jnp.linalg.norm(other)) / norm for other, norm in zip(others, norms))
+        figures["error"] = max(
+            float(jnp.linalg.norm(other)) / norm for other, norm in zip(others, norms)
+        )
     lines.write(f"{name} {length}", rows=rows, **figures, **about)
     return results
 
@@ -291,7 +326,9 @@ def embeddings(lines: Lines) -> None:
         model = Path(folder, "model")
         _save_random(lines.tiny, model)
         bert = bert_jax.load_pretrained(model)
-        bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, compute_dtype="bfloat16"))
+        bert = dataclasses.replace(
+            bert, config=dataclasses.replace(bert.config, compute_dtype="bfloat16")
+        )
         vectors: list[np.ndarray] = []
 
         def ours() -> timing.Round:
@@ -307,7 +344,10 @@ def embeddings(lines: Lines) -> None:
         if PEER_PYTHON.value:
             both = [vectors[0], np.load(sides[1].facts["vectors"])]
             mine, theirs = (found / np.linalg.norm(found, axis=1, keepdims=True) for found in both)
-            lines.write("least cosine of both vectors of a text", cosine=float((mine * theirs).sum(axis=1).min()))
+            lines.write(
+                "least cosine of both vectors of a text",
+                cosine=float((mine * theirs).sum(axis=1).min()),
+            )
     for side in sides:
         found = timing.figures(side, measured[side.name])
         lines.write(found.pop("name"), texts_a_second=found["texts_per_second"]["median"], **found)
@@ -326,12 +366,16 @@ def _texts(count: int) -> list[str]:
 def _save_random(tiny: bool, folder: Path) -> None:
     """Writes a random BERT in Hugging Face's format, with the tokenizer of --tokenizer."""
     tokenizer = load_tokenizer(TOKENIZER.value)
-    model = dataclasses.replace(model_size("tiny" if tiny else "base"), vocab_size=tokenizer.vocab_size)
+    model = dataclasses.replace(
+        model_size("tiny" if tiny else "base"), vocab_size=tokenizer.vocab_size
+    )
     params = jax.device_get(jax.jit(lambda key: init_params(model, key))(jax.random.key(0)))
     save_hf(folder, model, params, tokenizer, "pretraining", ())
 
 
-def _sentence_transformers(stack: contextlib.ExitStack, model: Path, texts: list[str]) -> timing.Contender:
+def _sentence_transformers(
+    stack: contextlib.ExitStack, model: Path, texts: list[str]
+) -> timing.Contender:
     """Returns the peer that embeds the same texts, with its vectors in the fact "vectors"."""
     vectors = str(model.with_name("theirs.npy"))
     work = {
@@ -344,7 +388,9 @@ def _sentence_transformers(stack: contextlib.ExitStack, model: Path, texts: list
         "texts_at_once": 256,
     }
     peer = stack.enter_context(
-        peer_workers.Peers(PEER_PYTHON.value, work, [], peer_workers.WORKER.with_name("embeddings.py"))
+        peer_workers.Peers(
+            PEER_PYTHON.value, work, [], peer_workers.WORKER.with_name("embeddings.py")
+        )
     )
     mode = f"eager:{'float32' if jax.default_backend() == 'cpu' else 'float16'}"
 
@@ -382,13 +428,21 @@ PARTS_BY_NAME = {
     "modern": Part(training("modern,base", [(16, 1024), (2, 8192)], profile=True)),
     "attention": Part(attention),
     "large": Part(training("large", [(128, 128), (32, 512)])),
-    "torch": Part(training("base", [(128, 128)], peers=f"{EAGER},{EAGER}:flash,{EAGER}:efficient,compile:bfloat16")),
-    "torch_512": Part(training("base", [(32, 512)], peers=f"{EAGER},{EAGER}:cudnn,compile:bfloat16")),
+    "torch": Part(
+        training(
+            "base", [(128, 128)], peers=f"{EAGER},{EAGER}:flash,{EAGER}:efficient,compile:bfloat16"
+        )
+    ),
+    "torch_512": Part(
+        training("base", [(32, 512)], peers=f"{EAGER},{EAGER}:cudnn,compile:bfloat16")
+    ),
     "embeddings": Part(embeddings),
     "finetune": Part(finetuning),
     "plain": Part(training("base", [(128, 128), (256, 128)], attention="plain")),
     "rows": Part(training("base", [(256, 128), (512, 128)])),
-    "any_order": Part(training("base", [(128, 128)], options={"xla_gpu_exclude_nondeterministic_ops": False})),
+    "any_order": Part(
+        training("base", [(128, 128)], options={"xla_gpu_exclude_nondeterministic_ops": False})
+    ),
     **{name: Part(training("base", [(128, 128)]), xla_flags) for name, xla_flags in FLAGS.items()},
 }
 
@@ -413,7 +467,9 @@ def main() -> None:
     folder = Path(OUTPUT.value)
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + SECONDS.value
-    about = timing.environment() | {"command": " ".join(["python -m benchmarks.quarter", *sys.argv[1:]])}
+    about = timing.environment() | {
+        "command": " ".join(["python -m benchmarks.quarter", *sys.argv[1:]])
+    }
     waiting, running, ended = list(names), {}, {}
     with tempfile.TemporaryDirectory() as cache:
         while waiting or running:
@@ -443,7 +499,9 @@ def _start(name: str, cache: str) -> "subprocess.Popen[bytes]":
     }
     command = [sys.executable, "-m", "benchmarks.quarter", *kept, f"--one={name}"]
     with (Path(OUTPUT.value) / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def _collect(folder: Path, about: dict[str, Any]) -> None:

@@ -36,17 +36,41 @@ from bert_jax.training.report import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]
 
-COLLECT = flags.DEFINE_string("collect", "", "directories of units, as a pattern, to add to --record")
+COLLECT = flags.DEFINE_string(
+    "collect", "", "directories of units, as a pattern, to add to --record"
+)
 RECORD = flags.DEFINE_string("record", "", "the record, a .json.gz file")
-COLUMNS = flags.DEFINE_list("columns", [], "evaluation:NAME.METRIC, pairs:NAME, task:NAME[.METRIC] or heldout:METRIC")
-ROWS = flags.DEFINE_list("rows", [], "groups in the order of the table; all, in the record's order, if not given")
-BASELINE = flags.DEFINE_string("baseline", "", "a group: shows the differences of the others to it instead")
+COLUMNS = flags.DEFINE_list(
+    "columns", [], "evaluation:NAME.METRIC, pairs:NAME, task:NAME[.METRIC] or heldout:METRIC"
+)
+ROWS = flags.DEFINE_list(
+    "rows", [], "groups in the order of the table; all, in the record's order, if not given"
+)
+BASELINE = flags.DEFINE_string(
+    "baseline", "", "a group: shows the differences of the others to it instead"
+)
 
 # Directories of an absolute path, within a flag or a pattern too: a record says what was read, not where it lay.
 _DIRECTORIES = re.compile(r"(?<![\w.~/-])/(?:[^\s/,=:]+/)*(?=[^\s/])")
 
 # Student's t at 97.5 %, by degrees of freedom from 1 on; beyond, the normal distribution is used.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_STUDENT = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
 
 
 def read_record(path: Path) -> Record:
@@ -55,8 +79,14 @@ def read_record(path: Path) -> Record:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             record = json.load(file)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} is not a record ({type(error).__name__}); make one with --collect") from None
-    if not isinstance(record, dict) or record.get("format") != 1 or not isinstance(record.get("units"), list):
+        raise InputError(
+            f"{path} is not a record ({type(error).__name__}); make one with --collect"
+        ) from None
+    if (
+        not isinstance(record, dict)
+        or record.get("format") != 1
+        or not isinstance(record.get("units"), list)
+    ):
         raise InputError(f"{path} is not a record of format 1; make one with --collect")
     return record
 
@@ -83,15 +113,23 @@ def collect_unit(directory: Path) -> dict[str, Any]:
         records = read_metrics(pretrain / METRICS_FILE)
         evaluations = [record for record in records if record["kind"] == "eval"]
         unit["settings"] = read_json(pretrain / "config.json")["run"]
-        unit["heldout"] = {name: [record.get(name) for record in evaluations] for name in (evaluations or [{}])[-1]}
+        unit["heldout"] = {
+            name: [record.get(name) for record in evaluations] for name in (evaluations or [{}])[-1]
+        }
     for kind in ("evaluations", "pairs"):
         if files := sorted((directory / kind).glob("*.json")):
             unit[kind] = {path.stem: read_json(path) for path in files}
-    tasks = {path.name: scores for path in sorted((directory / "tasks").glob("*/")) if (scores := _task(path))}
+    tasks = {
+        path.name: scores
+        for path in sorted((directory / "tasks").glob("*/"))
+        if (scores := _task(path))
+    }
     if tasks:
         unit["tasks"] = tasks
     if not unit.keys() - {"group", "seed"}:
-        raise InputError(f"{directory} has nothing to collect: no {METRICS_FILE}, evaluations/, pairs/ or tasks/")
+        raise InputError(
+            f"{directory} has nothing to collect: no {METRICS_FILE}, evaluations/, pairs/ or tasks/"
+        )
     return _without_directories(unit)
 
 
@@ -130,34 +168,52 @@ def value_of(unit: Mapping[str, Any], column: str) -> float | None:
     if kind == "pairs":
         return unit["pairs"][name]["overall"]["accuracy"] if name in unit.get("pairs", {}) else None
     if kind not in ("evaluation", "task"):
-        raise InputError(f"column {shown(column)} is not evaluation:NAME.METRIC, pairs:NAME, task:NAME, heldout:METRIC")
+        raise InputError(
+            f"column {shown(column)} is not evaluation:NAME.METRIC, pairs:NAME, task:NAME, heldout:METRIC"
+        )
     entry = unit.get("evaluations" if kind == "evaluation" else "tasks", {}).get(name)
     if entry is None:
         return None
     runs = [entry["metrics"]] if kind == "evaluation" else list(entry["runs"].values())
     metric = metric or entry.get("metric", "")
     if missing := [run for run in runs if metric not in run]:
-        raise InputError(f"column {shown(column)}: {name} has no metric {metric!r}{suggest(metric, missing[0])}")
+        raise InputError(
+            f"column {shown(column)}: {name} has no metric {metric!r}{suggest(metric, missing[0])}"
+        )
     return statistics.mean(run[metric] for run in runs)
 
 
 def values_of(record: Record, group: str, column: str) -> dict[int, float]:
     """Returns the values of a group by seed."""
-    values = {unit["seed"]: value_of(unit, column) for unit in record["units"] if unit["group"] == group}
+    values = {
+        unit["seed"]: value_of(unit, column) for unit in record["units"] if unit["group"] == group
+    }
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def table(record: Record, columns: Sequence[str], rows: Sequence[str] = (), baseline: str = "") -> list[str]:
+def table(
+    record: Record, columns: Sequence[str], rows: Sequence[str] = (), baseline: str = ""
+) -> list[str]:
     """Returns the lines of a table. Raises: InputError if a group or a metric is unknown."""
     groups = list(dict.fromkeys(unit["group"] for unit in record["units"]))
     for name in (*rows, *([baseline] if baseline else [])):
         if name not in groups:
-            raise InputError(f"the record has no group {name!r}{suggest(name, groups)}; it has {', '.join(groups)}")
+            raise InputError(
+                f"the record has no group {name!r}{suggest(name, groups)}; it has {', '.join(groups)}"
+            )
     lines = [["", *columns], ["---"] * (len(columns) + 1)]
     for group in rows or groups:
         values = [values_of(record, group, column) for column in columns]
         if baseline and group != baseline:
-            lines.append([group, *(difference(own, values_of(record, baseline, c)) for own, c in zip(values, columns))])
+            lines.append(
+                [
+                    group,
+                    *(
+                        difference(own, values_of(record, baseline, c))
+                        for own, c in zip(values, columns)
+                    ),
+                ]
+            )
         elif not baseline:
             lines.append([group, *map(cell, values)])
     return [f"| {' | '.join(line)} |" for line in lines]
@@ -168,7 +224,11 @@ def cell(values: Mapping[int, float]) -> str:
     if not values:
         return ""
     mean = f"{statistics.mean(values.values()):.4g}"
-    return f"{mean} ± {statistics.stdev(values.values()):.2g} ({len(values)})" if len(values) > 1 else mean
+    return (
+        f"{mean} ± {statistics.stdev(values.values()):.2g} ({len(values)})"
+        if len(values) > 1
+        else mean
+    )
 
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> str:
@@ -197,12 +257,20 @@ def main() -> None:
         raise InputError("--record is needed, with --collect=PATTERN or --columns=NAME,...")
     path = Path(RECORD.value)
     if COLLECT.value:
-        directories = [Path(folder) for folder in sorted(glob.glob(COLLECT.value)) if Path(folder).is_dir()]
+        directories = [
+            Path(folder) for folder in sorted(glob.glob(COLLECT.value)) if Path(folder).is_dir()
+        ]
         if not directories:
-            raise InputError(f"--collect={COLLECT.value} names no directory; quote a pattern of units")
-        record = collect(directories, read_record(path) if path.exists() else {"format": 1, "units": []})
+            raise InputError(
+                f"--collect={COLLECT.value} names no directory; quote a pattern of units"
+            )
+        record = collect(
+            directories, read_record(path) if path.exists() else {"format": 1, "units": []}
+        )
         with atomic_path(path) as temporary:
-            temporary.write_bytes(gzip.compress(json.dumps(record, sort_keys=True).encode(), mtime=0))
+            temporary.write_bytes(
+                gzip.compress(json.dumps(record, sort_keys=True).encode(), mtime=0)
+            )
         print(f"{len(record['units'])} units in {path}", file=sys.stderr)
     if COLUMNS.value:
         print("\n".join(table(read_record(path), COLUMNS.value, ROWS.value, BASELINE.value)))

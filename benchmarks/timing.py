@@ -72,7 +72,10 @@ class Clock:
 
 
 def alternate(
-    contenders: Sequence[Contender], rounds: int, warmup: int, tell: Callable[[str], Any] = lambda line: None
+    contenders: Sequence[Contender],
+    rounds: int,
+    warmup: int,
+    tell: Callable[[str], Any] = lambda line: None,
 ) -> dict[str, list[Round]]:
     """Returns the rounds of each contender after `warmup` turns that do not count; every other turn runs backwards."""
     for contender in contenders:
@@ -100,7 +103,9 @@ def rate(rounds: Sequence[Round], count: str) -> Spread:
 
 def per_step(rounds: Sequence[Round], cpu: bool = False) -> Spread:
     """Returns the seconds of a step, or its CPU seconds."""
-    return spread([(one.cpu_seconds if cpu else one.seconds) / one.counts["steps"] for one in rounds])
+    return spread(
+        [(one.cpu_seconds if cpu else one.seconds) / one.counts["steps"] for one in rounds]
+    )
 
 
 def ratio(ours: Sequence[Round], theirs: Sequence[Round], cpu: bool = False) -> Spread:
@@ -146,7 +151,9 @@ def num_cores() -> int:
 def _git(*arguments: str) -> str:
     """Returns the output of a git command in the checkout, or "" if it fails."""
     try:
-        done = subprocess.run(["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, check=False
+        )
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -157,7 +164,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -184,11 +194,15 @@ def figures(contender: Contender, rounds: Sequence[Round], peak: float = 0.0) ->
         "side" in stats and "first_round_seconds" in stats
     ):  # with what it compiles; several programs where rows have several lengths
         usual = spread([one.seconds for one in rounds]).median
-        stats.setdefault("compile_seconds", max(0.0, round(stats["first_round_seconds"] - usual, 2)))
+        stats.setdefault(
+            "compile_seconds", max(0.0, round(stats["first_round_seconds"] - usual, 2))
+        )
     for count in rounds[0].counts:
         if count != "steps":
             stats[f"{count}_per_second"] = rate(rounds, count)._asdict()
-            stats[f"{count}_per_cpu_second"] = spread([one.counts[count] / one.cpu_seconds for one in rounds])._asdict()
+            stats[f"{count}_per_cpu_second"] = spread(
+                [one.counts[count] / one.cpu_seconds for one in rounds]
+            )._asdict()
     for kind in ("useful", "padded"):
         if peak and f"{kind}_flops" in rounds[0].counts:
             share = rate(rounds, f"{kind}_flops")
@@ -199,7 +213,9 @@ def figures(contender: Contender, rounds: Sequence[Round], peak: float = 0.0) ->
     return stats
 
 
-def comparisons(contenders: Sequence[Contender], found: dict[str, list[Round]]) -> list[dict[str, Any]]:
+def comparisons(
+    contenders: Sequence[Contender], found: dict[str, list[Round]]
+) -> list[dict[str, Any]]:
     """Returns us against each peer in its own precision, and our best precision against theirs."""
     ours = [contender for contender in contenders if contender.facts.get("side") == "ours"]
     theirs = [contender for contender in contenders if contender.facts.get("side") == "peer"]
@@ -230,17 +246,29 @@ def comparisons(contenders: Sequence[Contender], found: dict[str, list[Round]]) 
 
 def figures_table(measured: Sequence[dict[str, Any]]) -> list[str]:
     """Returns figures as lines for people: medians, and the range of the time."""
-    counts = [name for name in measured[0] if name.endswith("_per_second") and name != "padded_flops_per_second"]
+    counts = [
+        name
+        for name in measured[0]
+        if name.endswith("_per_second") and name != "padded_flops_per_second"
+    ]
     counts += [name for name in measured[0] if name == "bytes_per_cpu_second"]
     shares = [name for name in ("useful_mfu", "padded_mfu") if name in measured[0]]
-    heads = {"useful_flops_per_second": "GFLOP/s", "bytes_per_second": "MB/s", "bytes_per_cpu_second": "MB/CPU s"}
+    heads = {
+        "useful_flops_per_second": "GFLOP/s",
+        "bytes_per_second": "MB/s",
+        "bytes_per_cpu_second": "MB/CPU s",
+    }
     rows = [
         ["", "ms a step (range)", "CPU ms", *(heads.get(name, name.replace("_per_second", "/s")) for name in counts),
          *(f"{name.replace('_mfu', '')} MFU" for name in shares), "memory", "compiled"]
     ]  # fmt: skip
     for one in measured:
         step = {name: 1e3 * value for name, value in one["step_seconds"].items()}
-        scaled = {"useful_flops_per_second": 1e9, "bytes_per_second": 1e6, "bytes_per_cpu_second": 1e6}
+        scaled = {
+            "useful_flops_per_second": 1e9,
+            "bytes_per_second": 1e6,
+            "bytes_per_cpu_second": 1e6,
+        }
         rows.append(
             [one["name"], f"{step['median']:,.1f} ({step['low']:,.1f} to {step['high']:,.1f})",
              f"{1e3 * one['step_cpu_seconds']['median']:,.1f}",

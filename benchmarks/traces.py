@@ -33,10 +33,17 @@ def read_trace(trace: bytes, steps: int) -> dict[str, Any]:
     for start, stop in sorted(spans):
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
-    wall = max((stop for _, stop in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
+    wall = max((stop for _, stop in spans), default=0.0) - min(
+        (start for start, _ in spans), default=0.0
+    )
     scale = 1e-6 / steps
     ops = [
-        {"kernel": kernel, "op": op, "ms": round(times[kernel, op] * scale, 4), "count": counts[kernel, op] / steps}
+        {
+            "kernel": kernel,
+            "op": op,
+            "ms": round(times[kernel, op] * scale, 4),
+            "count": counts[kernel, op] / steps,
+        }
         for kernel, op in sorted(times, key=lambda key: -times[key])[:KEPT_OPS]
     ]
     return {

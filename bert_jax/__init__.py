@@ -97,7 +97,8 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.tasks.base import Rows, Task
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.tokenizing import load_tokenizer
-else:  # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
+# hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
+else:
 
     def __getattr__(name):
         if name not in _HOMES:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-Array: TypeAlias = Any  # a numpy array on the host, a jax.Array on devices; this file does not import jax
+# a numpy array on the host, a jax.Array on devices; this file does not import jax
+Array: TypeAlias = Any
 PyTree: TypeAlias = Any  # nested dicts, lists, tuples and named tuples of arrays, as in JAX
 
 
@@ -31,7 +32,8 @@ class Batch(NamedTuple):
     type_ids: Array  # [B, L] int: 0 in sentence A, 1 in sentence B
     sequence_ids: Array  # [B, L] int: 0 is padding, 1.. number the sequences of the row
     cls_positions: Array  # [B, M] int: where each sequence starts
-    sequence_weights: Array  # [B, M] float: 1 for a sequence or the weight of its label, 0 for an empty place
+    # [B, M] float: 1 for a sequence or the weight of its label, 0 for an empty place
+    sequence_weights: Array
     next_sentence_labels: Array = None  # [B, M] int: 0 the true next sentence, 1 a random one
     # Input of masking (`masking.mask_tokens`), which fills in the predictions:
     sequence_numbers: Array = None  # [B, M] uint32: the sequence's number in the data set
@@ -50,7 +52,8 @@ class Batch(NamedTuple):
     labels: Array = None
     # The teacher's outputs for the row: [B, P, V] of the masked tokens, or as the task's head has its logits.
     teacher: Array = None
-    causal: Array = None  # [B] bool: the row is read from left to right; None is all rows as the model reads them
+    # [B] bool: the row is read from left to right; None is all rows as the model reads them
+    causal: Array = None
 
 
 class Row(NamedTuple):
@@ -104,17 +107,23 @@ def pad_rows(
     is_sequence = np.arange(num_sequences) < _counts(lengths)
     sequence_ids = np.zeros((len(token_ids), row_length), np.int32)
     is_token = np.arange(row_length) < of_sequences.sum(axis=1, keepdims=True)
-    sequence_ids[is_token] = np.repeat(np.tile(np.arange(1, num_sequences + 1), len(lengths)), of_sequences.ravel())
+    sequence_ids[is_token] = np.repeat(
+        np.tile(np.arange(1, num_sequences + 1), len(lengths)), of_sequences.ravel()
+    )
     return Batch(
         token_ids=_padded(token_ids, row_length, pad_id, np.int32),
         type_ids=_padded(type_ids or [()] * len(token_ids), row_length, 0, np.uint8),
         sequence_ids=sequence_ids,
-        cls_positions=np.where(is_sequence, of_sequences.cumsum(axis=1, dtype=np.int32) - of_sequences, 0),
+        cls_positions=np.where(
+            is_sequence, of_sequences.cumsum(axis=1, dtype=np.int32) - of_sequences, 0
+        ),
         sequence_weights=is_sequence.astype(np.float32),
     )
 
 
-def _padded(rows: Sequence[np.ndarray | Sequence[int]], length: int, filling: int, dtype: type) -> np.ndarray:
+def _padded(
+    rows: Sequence[np.ndarray | Sequence[int]], length: int, filling: int, dtype: type
+) -> np.ndarray:
     """Returns rows of numbers as an array [rows, length]."""
     array = np.full((len(rows), length), filling, dtype)
     numbers = np.concatenate([np.zeros(0, dtype), *rows], dtype=dtype, casting="unsafe")

@@ -16,7 +16,9 @@ NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
 )
 TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
-_USER = re.compile(r"(?<=://)[^/\s?#'\"]*:[^/\s?#'\"]*@|(?<=https://)[^/\s?#'\"]*@|(?<=http://)[^/\s?#'\"]*@")
+_USER = re.compile(
+    r"(?<=://)[^/\s?#'\"]*:[^/\s?#'\"]*@|(?<=https://)[^/\s?#'\"]*@|(?<=http://)[^/\s?#'\"]*@"
+)
 _QUERY = re.compile(r"(\w://[^\s?#'\"]*[?#])[^\s'\"]*=[^\s'\"]*?(?=[;,:.)\]}>]*(?:[\s'\"]|$))")
 
 
@@ -96,10 +98,13 @@ def package_needed(package: str, purpose: str, install: str = "") -> Iterator[No
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:  # it is installed, but one of its own imports fails
+        # it is installed, but one of its own imports fails
+        if (error.name or "").partition(".")[0] != package:
             raise
         remedy = f"pip install {install or package}"
-        raise InputError(f"{purpose} needs the package {package}, which is not installed: {remedy}") from None
+        raise InputError(
+            f"{purpose} needs the package {package}, which is not installed: {remedy}"
+        ) from None
 
 
 def shown(value: object, most: int = 60) -> str:
@@ -159,11 +164,17 @@ def reading(name: str) -> Iterator[None]:
         fix = TOO_MANY_FILES if are_too_many(error) else "check the path and its permissions"
         raise InputError(f"cannot read {name}: {error.strerror or error}; {fix}") from error
     except MemoryError as error:
-        raise InputError(f"{name} is damaged, or needs more memory than there is ({one_line(error)})") from error
+        raise InputError(
+            f"{name} is damaged, or needs more memory than there is ({one_line(error)})"
+        ) from error
     except Exception as error:
         raise _damaged(name, error) from error
 
 
 def _damaged(name: str, error: Exception) -> InputError:
-    reason = one_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {one_line(error)}"
+    reason = (
+        one_line(error)
+        if isinstance(error, ValueError)
+        else f"{type(error).__name__}: {one_line(error)}"
+    )
     return InputError(f"{name} is damaged or another kind of file ({reason[:300]}); copy it again")

@@ -26,9 +26,23 @@ from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.catalog import MakeTask, Own
-from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
+from bert_jax.tasks.evaluation import (
+    Inference,
+    Split,
+    constant_scores,
+    evaluate,
+    make_inference,
+    predict_split,
+)
 from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
-from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_start, describe_task, summarise
+from bert_jax.tasks.results import (
+    FinetuneResult,
+    curves,
+    describe_batches,
+    describe_start,
+    describe_task,
+    summarise,
+)
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import describe_devices, describe_model
 from bert_jax.training.run import open_run
@@ -59,7 +73,9 @@ def finetune(
     workdir, began, started = to_place(workdir), time.monotonic(), started or time.time()
     config.validate()
     if config.sweep.is_grid:
-        raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
+        raise InputError(
+            "sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep"
+        )
     inputs = open_task(config, Own(task, head))
     start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     mesh = make_mesh(config.mesh, devices)
@@ -71,28 +87,40 @@ def finetune(
 
     def load() -> Pretrained:
         whole = complete(unused.pop(), training.stages[0].objective, train.seed)
-        check_arrays(config.init_checkpoint, describe(whole.params), describe(training.abstract.params))
+        check_arrays(
+            config.init_checkpoint, describe(whole.params), describe(training.abstract.params)
+        )
         return whole
 
     with open_run(training, workdir, load, started) as run:
         unused.clear()
-        if run.step < train.num_steps:  # results of fewer epochs must not be taken for those of this run
-            this_job().first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
+        # results of fewer epochs must not be taken for those of this run
+        if run.step < train.num_steps:
+            this_job().first_does(
+                "delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True)
+            )
         result = run_stages(run, training)
         if result.signal:
-            return FinetuneResult({}, made.metric, {}, result.step, result.signal, time.monotonic() - began)
+            return FinetuneResult(
+                {}, made.metric, {}, result.step, result.signal, time.monotonic() - began
+            )
 
         # Write the best model, its predictions and its metrics.
         best_step = run.checkpoints.best_step() if data.evaluation else result.step
         params = result.state.params if best_step == result.step else None
-        result = result._replace(state=None)  # of which the parameters are needed, and another's in most cases
+        # of which the parameters are needed, and another's in most cases
+        result = result._replace(state=None)
         if params is None:
-            params = run.checkpoints.restore_at(best_step, {"params": training.abstract.params})["params"]
+            params = run.checkpoints.restore_at(best_step, {"params": training.abstract.params})[
+                "params"
+            ]
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
             metrics = finish(inputs, params, infer, mesh, workdir)
         constant = constant_scores(made, data.train, data.evaluation)
-        outcome = FinetuneResult(metrics, made.metric, constant, best_step, 0, time.monotonic() - began)
+        outcome = FinetuneResult(
+            metrics, made.metric, constant, best_step, 0, time.monotonic() - began
+        )
         if this_job().is_first:
             run.reporter.publish()
             write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
@@ -105,7 +133,8 @@ def finetune(
 
 def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
     """Returns data.pack, which a run that is resumed has settled. Raises: InputError as `was_packed`."""
-    this_job().check_same(common(workdir, {"run": to_dict(config)}))  # so that all of them ask, or none
+    # so that all of them ask, or none
+    this_job().check_same(common(workdir, {"run": to_dict(config)}))
     if not task.head.can_be_packed:
         return "off"
     before = was_packed(workdir) if config.data.pack == "auto" else None
@@ -115,7 +144,9 @@ def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
 def batching_of(inputs: TaskInputs, group: int, pack: str) -> Batching:
     """Returns how the training batches of a run are made; `group` and `pack` are those of `choose_batching`."""
     rows, apart = inputs.data.train.rows, inputs.task.head.needs_whole_batch
-    return choose_batching(rows, inputs.config.data, inputs.model, group, pack, inputs.train.num_steps, apart)
+    return choose_batching(
+        rows, inputs.config.data, inputs.model, group, pack, inputs.train.num_steps, apart
+    )
 
 
 def describe_finetuning(
@@ -125,10 +156,20 @@ def describe_finetuning(
 
     Raises: InputError if the batches do not divide over the mesh.
     """
-    config, task, data, model, train = inputs.config, inputs.task, inputs.data, inputs.model, inputs.train
-    check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
+    config, task, data, model, train = (
+        inputs.config,
+        inputs.task,
+        inputs.data,
+        inputs.model,
+        inputs.train,
+    )
+    check_divisible(
+        mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1)
+    )
     rows = data.train.rows
-    batching = batching_of(inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir))
+    batching = batching_of(
+        inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir)
+    )
     objective = task_objective(model, task.head, task.num_outputs, config.teacher)
     teaching = Teaching(
         *(mesh, inputs.start.tokenizer, task.head, model, config.task.max_seq_length),
@@ -141,23 +182,39 @@ def describe_finetuning(
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)
 
     def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
-        return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished)[0]
+        return evaluate(
+            task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished
+        )[0]
 
     def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
-        return dataclasses.replace(finetuned_model(inputs, task, params), trained={"step": step, **(seen or {})})
+        return dataclasses.replace(
+            finetuned_model(inputs, task, params), trained={"step": step, **(seen or {})}
+        )
 
     epoch_steps = steps_per_epoch(len(rows), batching.batch_size)
     stage = Stage(
         objective,
         config.optimizer,
         train,
-        pace_of(config, train.num_steps, epoch_steps, evaluate_first=False, patience=config.train.patience),
+        pace_of(
+            config,
+            train.num_steps,
+            epoch_steps,
+            evaluate_first=False,
+            patience=config.train.patience,
+        ),
         lambda taken: taught(train_batches(rows, task.head, taken, batching, mesh)),
         lambda: evaluation if data.evaluation else None,
         rank=lambda metrics: -metrics[task.metric],
     )
-    lines = [*describe_task(config, task, data, train.num_steps), describe_batches(batching, rows, model)]
-    splits = {"train": {"rows": len(rows)}, "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)}}
+    lines = [
+        *describe_task(config, task, data, train.num_steps),
+        describe_batches(batching, rows, model),
+    ]
+    splits = {
+        "train": {"rows": len(rows)},
+        "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
+    }
     training = Training(
         config,
         model,
@@ -186,7 +243,9 @@ def _eval_rows(config: FinetuneConfig) -> int:
     return config.eval.rows(config.data.batch_size, config.train.accumulate)
 
 
-def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, workdir: Place) -> dict[str, float]:
+def finish(
+    inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, workdir: Place
+) -> dict[str, float]:
     """Writes the model and its predictions, and returns the metrics.
 
     If the task tunes settings, such as a threshold, the metrics are those after tuning.
@@ -209,4 +268,6 @@ def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, wor
 def finetuned_model(inputs: TaskInputs, task: Task, params: Params) -> Pretrained:
     """Returns the model of a task, with tokenizer, labels and settings for prediction."""
     tokenizer, settings = inputs.start.tokenizer, to_dict(task.config)
-    return Pretrained(inputs.model, params, tokenizer, task.head.name, tuple(task.labels), task_settings=settings)
+    return Pretrained(
+        inputs.model, params, tokenizer, task.head.name, tuple(task.labels), task_settings=settings
+    )

@@ -15,7 +15,12 @@ from bert_jax.model.objective import Params
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, to_place
-from bert_jax.training.describe import describe_devices, describe_model, describe_phase, describe_start
+from bert_jax.training.describe import (
+    describe_devices,
+    describe_model,
+    describe_phase,
+    describe_start,
+)
 from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.loop import LoopResult
 from bert_jax.training.phases import Corpora, OpenPhase, open_corpora
@@ -54,7 +59,9 @@ def pretrain(
 def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
     """Returns what a run of pre-training trains. Raises: InputError if its batches do not divide over the mesh."""
     config, tokenizer, phases, revisions = corpora
-    check_divisible(mesh, config.model, *(batch for opened in phases for batch in opened.phase.batches))
+    check_divisible(
+        mesh, config.model, *(batch for opened in phases for batch in opened.phase.batches)
+    )
     abstract = abstract_state(phases[0].objective, config.optimizer, config.train, mesh)
     lines = [f"revisions after steps {', '.join(map(str, revisions))}"] if revisions else []
     fingerprint, *later = [opened.dataset.fingerprint for opened in phases]
@@ -99,7 +106,13 @@ def stage_of(opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainSta
         objective,
         config.optimizer,
         phase.train,
-        pace_of(config, phase.last_step, final=phase.number == count, break_off=True, keep_at=corpora.revisions),
+        pace_of(
+            config,
+            phase.last_step,
+            final=phase.number == count,
+            break_off=True,
+            keep_at=corpora.revisions,
+        ),
         lambda taken: taught(train_batches(dataset.train, taken, *order)),
         lambda: make_evaluation(config, heldout, dataset, mesh, abstract.params),
         phase.first_step,

@@ -32,7 +32,8 @@ class Outcome(NamedTuple):
     name: str
     seed: int
     learning_rate: float
-    score: float  # of the best evaluation; NaN if the run did not stay finite, or had nothing to evaluate on
+    # of the best evaluation; NaN if the run did not stay finite, or had nothing to evaluate on
+    score: float
     step: int
     seconds: float
     degenerate: bool
@@ -64,7 +65,9 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None, own: Own = USUAL) -> SweepResult:
+def sweep(
+    config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None, own: Own = USUAL
+) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
@@ -95,19 +98,26 @@ def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = No
         outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
         # A run that diverged has no metric; its setting may be empty, which leaves the choice to the task.
         metric = next(
-            (result.metric for result in results.values() if result.metrics), next(iter(results.values())).metric
+            (result.metric for result in results.values() if result.metrics),
+            next(iter(results.values())).metric,
         )
         finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
 
         def leave() -> None:
             write_json(workdir / "config.json", identity)
-            write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
+            write_json(
+                workdir / "sweep.json",
+                {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]},
+            )
             if finite:
                 best = max(finite, key=lambda outcome: outcome.score)
                 _copy_model(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
 
         this_job().first_does("write what the grid came to", leave)
-        for line in [*describe(outcomes, metric), *([f"its model is in {workdir / FINETUNED}"] if finite else [])]:
+        for line in [
+            *describe(outcomes, metric),
+            *([f"its model is in {workdir / FINETUNED}"] if finite else []),
+        ]:
             _say(line)
         return SweepResult(outcomes, metric, 0)
 
@@ -122,7 +132,9 @@ def _copy_model(source: Place, target: Place) -> None:
     files = local_directory(source) if isinstance(source, RemotePath) else source
     problem = find_damage(files)
     if problem:
-        raise InputError(f"{source}, the best model, is damaged: {problem}; delete {source.parent} to train it again")
+        raise InputError(
+            f"{source}, the best model, is damaged: {problem}; delete {source.parent} to train it again"
+        )
     with new_directory(target, replaces=lambda _: True) as temporary:
         shutil.copytree(files, temporary, dirs_exist_ok=True)
 
@@ -135,13 +147,19 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
         if result is None:
             return None
         changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config.resolved()))
-        return result if all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed) else None
+        return (
+            result
+            if all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed)
+            else None
+        )
 
     told = this_job().first_does("read the results of a run", read)
     return told and FinetuneResult(*told)
 
 
-def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None, own: Own) -> FinetuneResult:
+def _train(
+    workdir: Place, config: FinetuneConfig, devices: Devices | None, own: Own
+) -> FinetuneResult:
     try:
         return finetune(config, workdir, devices, task=own.task, head=own.head)
     except DivergedError as error:
@@ -165,7 +183,9 @@ def _check_data(first: Place, other: Place) -> None:
         begun = [run for run in (first, other) if (run / "config.json").exists()]
         datasets = [read_identity(run, FinetuneConfig).get("dataset") for run in begun]
         if datasets and datasets[0] != datasets[-1]:
-            raise InputError(f"{first} and {other} were trained on different data; give another workdir")
+            raise InputError(
+                f"{first} and {other} were trained on different data; give another workdir"
+            )
 
     this_job().first_does("compare the data of the runs", compare)
 
@@ -190,18 +210,37 @@ def describe(outcomes: Sequence[Outcome], metric: str) -> list[str]:
     rows = [["run", metric, "step", "seconds", ""]]
     for outcome in outcomes:
         mark = "degenerate" if outcome.degenerate else ""
-        rows.append([outcome.name, f"{outcome.score:.4f}", str(outcome.step), f"{outcome.seconds:.0f}", mark])
+        rows.append(
+            [
+                outcome.name,
+                f"{outcome.score:.4f}",
+                str(outcome.step),
+                f"{outcome.seconds:.0f}",
+                mark,
+            ]
+        )
     figures = [["", "runs", "mean", "deviation", "median", "best", "degenerate"]]
     rates = sorted({outcome.learning_rate for outcome in outcomes}, reverse=True)
-    groups = [(f"{rate:g}", [run for run in outcomes if run.learning_rate == rate]) for rate in rates]
+    groups = [
+        (f"{rate:g}", [run for run in outcomes if run.learning_rate == rate]) for rate in rates
+    ]
     for name, group in [*(groups if len(groups) > 1 else []), ("all", list(outcomes))]:
         scores = [run.score for run in group if not math.isnan(run.score)] or [math.nan]
         deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
         values = (statistics.mean(scores), deviation, statistics.median(scores), max(scores))
         figures.append(
-            [name, str(len(group)), *(f"{value:.4f}" for value in values), str(sum(run.degenerate for run in group))]
+            [
+                name,
+                str(len(group)),
+                *(f"{value:.4f}" for value in values),
+                str(sum(run.degenerate for run in group)),
+            ]
         )
     finite = [run for run in outcomes if not math.isnan(run.score)]
-    why = "no run stayed finite" if all(run.degenerate for run in outcomes) else "there was nothing to evaluate on"
+    why = (
+        "no run stayed finite"
+        if all(run.degenerate for run in outcomes)
+        else "there was nothing to evaluate on"
+    )
     best = max(finite, key=lambda run: run.score).name if finite else f"none: {why}"
     return [*table(rows), "", *table(figures), "", f"the best is {best}"]

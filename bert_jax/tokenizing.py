@@ -9,12 +9,22 @@ from bert_jax.storage.folder import Folder
 from bert_jax.storage.places import AnyPath
 from bert_jax.storage.resolve import resolve
 from bert_jax.text.tokenizer import Tokenizer, parse_tokenizer, tokenizer_of
-from bert_jax.text.tokenizer_files import ADDED, DESCRIBED, SETTINGS, SPECIAL, SPIECE, VOCAB, TokenizerFiles
+from bert_jax.text.tokenizer_files import (
+    ADDED,
+    DESCRIBED,
+    SETTINGS,
+    SPECIAL,
+    SPIECE,
+    VOCAB,
+    TokenizerFiles,
+)
 
 _OF_MODEL = "config.json"
 
 
-def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
+def load_tokenizer(
+    path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> Tokenizer:
     """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt, spiece.model or tokenizer.json.
 
     A directory's tokenizer_config.json holds the options. A tokenizer.json that is not BERT's precedes vocab.txt.
@@ -32,23 +42,31 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
     if "file" in found.kinds:
         return read_vocabulary(found.on_this_machine(), lowercase, strip_accents)
     if "nothing" in found.kinds:
-        raise InputError(f"vocabulary {path} does not exist; give a file of one token per line, or a directory")
+        raise InputError(
+            f"vocabulary {path} does not exist; give a file of one token per line, or a directory"
+        )
     return read_tokenizer(found.folder(), lowercase, strip_accents)
 
 
-def read_vocabulary(path: Path, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
+def read_vocabulary(
+    path: Path, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> Tokenizer:
     """Returns the tokenizer of a vocabulary file on this machine; see `load_tokenizer`."""
     content = files.read_json(path) if path.suffix == ".json" else files.read_file(path)
     return parse_tokenizer(content, path, {}, lowercase, strip_accents)
 
 
-def read_tokenizer(folder: Folder, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
+def read_tokenizer(
+    folder: Folder, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> Tokenizer:
     """Returns the tokenizer of a directory; see `load_tokenizer`."""
     names = (VOCAB, SPIECE, DESCRIBED)
     if not any(name in folder for name in names):
         inside = folder.inside("tokenizer")  # of a data set, and of a work directory
         hint = f" (did you mean {inside.path}?)" if any(name in inside for name in names) else ""
-        raise InputError(f"directory {folder.path} holds no {' and no '.join(names)}{hint}; see build_vocab")
+        raise InputError(
+            f"directory {folder.path} holds no {' and no '.join(names)}{hint}; see build_vocab"
+        )
     return tokenizer_of(read_tokenizer_files(folder), lowercase, strip_accents)
 
 

@@ -35,7 +35,9 @@ MILLIONS = (*range(1, 11), *range(20, 100, 10))  # the model that is left at the
 def get_config(size: str = "small") -> ConfigDict:
     """Returns the configuration for a model size."""
     config = PretrainConfig(
-        model=dataclasses.replace(model_size(size), hidden_dropout_rate=0.0, attention_dropout_rate=0.0),
+        model=dataclasses.replace(
+            model_size(size), hidden_dropout_rate=0.0, attention_dropout_rate=0.0
+        ),
         data=DataConfig(batch_size=64),
         masking=MaskingConfig(rate=0.2),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200, bias_correction=True),

@@ -31,12 +31,17 @@ from bert_jax.settings.rules import to_dict
 def get_config(size: str = "small") -> ConfigDict:
     """Returns the configuration for a model size."""
     model = dataclasses.replace(
-        model_size(size), compute_dtype="bfloat16", hidden_dropout_rate=0.0, attention_dropout_rate=0.0
+        model_size(size),
+        compute_dtype="bfloat16",
+        hidden_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
     )
     config = PretrainConfig(
         model=model,
         data=DataConfig(batch_size=256),
-        optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=6_000, beta2=0.98, bias_correction=True),
+        optimizer=OptimizerConfig(
+            learning_rate=5e-4, warmup_steps=6_000, beta2=0.98, bias_correction=True
+        ),
         train=TrainConfig(num_steps=100_000),
         eval=EvalConfig(every_steps=5_000),
         checkpoint=CheckpointConfig(every_steps=2_500),

@@ -30,7 +30,11 @@ from bert_jax.settings.rules import to_dict
 def get_config() -> ConfigDict:
     """Returns the configuration of the demo."""
     model = dataclasses.replace(
-        model_size("tiny"), hidden_dropout_rate=0.0, attention_dropout_rate=0.0, initializer_stddev=0.08, unroll=2
+        model_size("tiny"),
+        hidden_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+        initializer_stddev=0.08,
+        unroll=2,
     )
     config = PretrainConfig(
         model=model,

@@ -58,7 +58,10 @@ def read_modules() -> Iterator[tuple[str, Iterator[list[str]]]]:
         for name in sorted(name for name in files if name.endswith(".py")):
             path = Path(folder, name)
             parts = path.relative_to(root).with_suffix("").parts
-            yield ".".join(parts).removesuffix(".__init__"), map(_prose_paragraphs, _docstrings(path))
+            yield (
+                ".".join(parts).removesuffix(".__init__"),
+                map(_prose_paragraphs, _docstrings(path)),
+            )
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -75,7 +78,11 @@ def _docstrings(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
                 yield text
-        children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
+        children = [
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.ExceptHandler)
+        ]
         pending.extend(reversed(children))
 
 
@@ -89,7 +96,9 @@ def _prose_paragraphs(text: str) -> list[str]:
     code_indent = -1  # the indentation of the literal text that is being left out, or -1
     after_colon = -1  # the indentation of the previous paragraph if it ended in a colon, or -1
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
-        lines = [line for line in block.splitlines() if line.strip() and not _UNDERLINE.fullmatch(line)]
+        lines = [
+            line for line in block.splitlines() if line.strip() and not _UNDERLINE.fullmatch(line)
+        ]
         if not lines or any(map(_TABLE_RULE.fullmatch, lines)):
             continue
         indent = min(len(line) - len(line.lstrip()) for line in lines)
@@ -176,7 +185,9 @@ def read_described() -> Iterator[Described]:
                 yield Described(text, area, module)
 
 
-def split_by_module(examples: Iterable[Described], sizes: dict[str, int]) -> dict[str, list[Described]]:
+def split_by_module(
+    examples: Iterable[Described], sizes: dict[str, int]
+) -> dict[str, list[Described]]:
     """Returns the examples of each split; every module is in exactly one split, determined by its name.
 
     Within each area, modules are ordered by a hash of their names. They fill the splits in the order of `sizes`, whole
@@ -191,9 +202,14 @@ def split_by_module(examples: Iterable[Described], sizes: dict[str, int]) -> dic
         for name, size in sizes.items():
             chosen: list[Described] = []
             while len(chosen) < size and (module := next(remaining, "")):
-                chosen += sorted(members[module], key=lambda example: _order(example.text))[:_MOST_OF_A_MODULE]
+                chosen += sorted(members[module], key=lambda example: _order(example.text))[
+                    :_MOST_OF_A_MODULE
+                ]
             splits[name] += chosen[:size]
-    return {name: sorted(chosen, key=lambda example: _order(example.text)) for name, chosen in splits.items()}
+    return {
+        name: sorted(chosen, key=lambda example: _order(example.text))
+        for name, chosen in splits.items()
+    }
 
 
 def _order(text: str) -> str:
@@ -228,7 +244,9 @@ def _write(path: Path, text: str) -> None:
 def main() -> None:
     """Writes the data and prints their sizes."""
     parser = argparse.ArgumentParser(description="Writes the data of the demo.")
-    parser.add_argument("--output", required=True, type=Path, help="directory for text.txt and areas/")
+    parser.add_argument(
+        "--output", required=True, type=Path, help="directory for text.txt and areas/"
+    )
     output = parser.parse_args().output
     splits = write_demo_data(output)
     print(f"{output}/text.txt: {(output / 'text.txt').stat().st_size / 1e6:.1f} MB")

@@ -23,17 +23,26 @@ from bert_jax.settings.finetuning import (
     SweepConfig,
     TaskConfig,
 )
-from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, OptimizerConfig, ReportConfig
+from bert_jax.settings.pretraining import (
+    CheckpointConfig,
+    EvalConfig,
+    OptimizerConfig,
+    ReportConfig,
+)
 from bert_jax.settings.rules import to_dict
 
 
 def get_config() -> ConfigDict:
     """Returns the configuration of the demo's fine-tuning."""
     config = FinetuneConfig(
-        task=TaskConfig(name="classification", max_seq_length=48, text_column="text", label_column="area"),
+        task=TaskConfig(
+            name="classification", max_seq_length=48, text_column="text", label_column="area"
+        ),
         model=FinetuneModelConfig(attention_dropout_rate=0.0),
         data=FinetuneDataConfig(source="runs/demo/areas", batch_size=16),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0, warmup_rate=0.1, bias_correction=True),
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_steps=0, warmup_rate=0.1, bias_correction=True
+        ),
         train=FinetuneTrainConfig(num_epochs=12.0),
         eval=EvalConfig(every_steps=46),
         checkpoint=CheckpointConfig(every_steps=46),

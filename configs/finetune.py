@@ -16,7 +16,12 @@ Source:    Devlin et al. 2018, section 4 and appendix A.3: batch 32, 3 epochs, 5
 
 from ml_collections import ConfigDict
 
-from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.finetuning import (
+    FinetuneConfig,
+    FinetuneDataConfig,
+    FinetuneTrainConfig,
+    TaskConfig,
+)
 from bert_jax.settings.pretraining import OptimizerConfig
 from bert_jax.settings.rules import to_dict
 
@@ -35,7 +40,9 @@ def get_config(task: str = "sst2") -> ConfigDict:
     batch_size, num_epochs, learning_rate, max_seq_length = SETTINGS.get(task, (32, 3.0, 2e-5, 128))
     config = FinetuneConfig(
         task=TaskConfig(name=task, max_seq_length=max_seq_length),
-        data=FinetuneDataConfig(batch_size=batch_size, pack="on" if task == "embeddings" else "auto"),
+        data=FinetuneDataConfig(
+            batch_size=batch_size, pack="on" if task == "embeddings" else "auto"
+        ),
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=0, warmup_rate=0.1),
         train=FinetuneTrainConfig(num_epochs=num_epochs),
     )

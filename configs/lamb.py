@@ -41,7 +41,12 @@ def get_config(size: str = "large") -> ConfigDict:
         model=dataclasses.replace(model_size(size), compute_dtype="bfloat16"),
         data=DataConfig(batch_size=65_536),
         optimizer=OptimizerConfig(
-            name="lamb", learning_rate=6e-3, warmup_steps=0, warmup_rate=0.2843, decay_power=0.5, bias_correction=True
+            name="lamb",
+            learning_rate=6e-3,
+            warmup_steps=0,
+            warmup_rate=0.2843,
+            decay_power=0.5,
+            bias_correction=True,
         ),
         train=TrainConfig(num_steps=7_038, accumulate=64),
         phase2=Phase2Config(

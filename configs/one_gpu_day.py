@@ -34,11 +34,17 @@ from bert_jax.settings.rules import to_dict
 def get_config(size: str = "base") -> ConfigDict:
     """Returns the configuration for a model size."""
     config = PretrainConfig(
-        model=dataclasses.replace(model_size(size), compute_dtype="bfloat16", attention_dropout_rate=0.0),
+        model=dataclasses.replace(
+            model_size(size), compute_dtype="bfloat16", attention_dropout_rate=0.0
+        ),
         data=DataConfig(batch_size=4_096),
         masking=MaskingConfig(rate=0.3, max_predictions=40),
         optimizer=OptimizerConfig(
-            learning_rate=5e-4, warmup_steps=1_500, beta2=0.98, weight_decay=0.02, bias_correction=True
+            learning_rate=5e-4,
+            warmup_steps=1_500,
+            beta2=0.98,
+            weight_decay=0.02,
+            bias_correction=True,
         ),
         train=TrainConfig(num_steps=25_000, accumulate=16, next_sentence=False),
         eval=EvalConfig(every_steps=1_000),

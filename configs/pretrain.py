@@ -66,10 +66,15 @@ MODERN = {
 def modern_config(size: str, phases: bool) -> PretrainConfig:
     """Returns ModernBERT's pre-training in rows of 1,024 tokens and, with `phases`, then of 8,192."""
     if size not in MODERN:
-        raise InputError(f"there is no modern size {size!r}{suggest(size, MODERN)}; sizes: {', '.join(MODERN)}")
+        raise InputError(
+            f"there is no modern size {size!r}{suggest(size, MODERN)}; sizes: {', '.join(MODERN)}"
+        )
     run = MODERN[size]
     later = Phase2Config(
-        num_steps=run.later_steps, learning_rate=run.later_rate, batch_size=max(1, run.batch_size // 8), warmup_steps=0
+        num_steps=run.later_steps,
+        learning_rate=run.later_rate,
+        batch_size=max(1, run.batch_size // 8),
+        warmup_steps=0,
     )
     return PretrainConfig(
         model=dataclasses.replace(model_size(f"modernbert-{size}"), attention="fused"),
@@ -100,7 +105,9 @@ def get_config(argument: str = "base") -> ConfigDict:
     if argument.split(",")[0] == "modern":
         size, _, phases = argument.removeprefix("modern").removeprefix(",").partition(",")
         if phases not in ("", "phases"):
-            raise InputError(f"{phases!r} of {argument!r} is unknown; use modern,{size} or modern,{size},phases")
+            raise InputError(
+                f"{phases!r} of {argument!r} is unknown; use modern,{size} or modern,{size},phases"
+            )
         return ConfigDict(to_dict(modern_config(size or "base", bool(phases))))
     size, _, phase = argument.partition(",")
     if phase not in ("", "phases", "phase=1", "phase=2"):

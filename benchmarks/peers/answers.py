@@ -61,11 +61,15 @@ def torch_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(classifier)
-        net = AutoModelForSequenceClassification.from_pretrained(classifier, dtype=torch.float32).eval()
+        net = AutoModelForSequenceClassification.from_pretrained(
+            classifier, dtype=torch.float32
+        ).eval()
 
         def run(texts: Sequence[str]) -> Any:
             with torch.inference_mode():
-                inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
+                inputs = tokenizer(
+                    list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt"
+                )
                 return net(**inputs).logits.softmax(-1).numpy()
 
         return in_batches(run)
@@ -82,7 +86,9 @@ def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
     def make(directory: str) -> Callable[[Sequence[str]], tuple[Any, Any]]:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(os.sched_getaffinity(0))
-        session = onnxruntime.InferenceSession(f"{directory}/answers.onnx", options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            f"{directory}/answers.onnx", options, providers=["CPUExecutionProvider"]
+        )
         wanted = [one.name for one in session.get_inputs()]
         tokenizer = Tokenizer.from_file(f"{directory}/tokenizer.json")
         tokenizer.enable_padding()
@@ -92,7 +98,11 @@ def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
             rows = tokenizer.encode_batch(list(texts))
             ids = np.array([row.ids for row in rows], np.int64)
             mask = np.array([row.attention_mask for row in rows], np.int64)
-            inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            inputs = {
+                "input_ids": ids,
+                "attention_mask": mask,
+                "token_type_ids": np.zeros_like(ids),
+            }
             return session.run(None, {name: inputs[name] for name in wanted})[0], mask
 
         return run
@@ -146,7 +156,8 @@ def export(model: str, classifier: str) -> None:
         net = kind.from_pretrained(directory, dtype=torch.float32).eval()
         net.config.return_dict = False
         ids = torch.ones(2, 16, dtype=torch.int64)
-        mask = torch.ones_like(ids)  # a tensor given twice would become one input, and the ids be read as the mask
+        # a tensor given twice would become one input, and the ids be read as the mask
+        mask = torch.ones_like(ids)
         names = ["input_ids", "attention_mask", "token_type_ids"]
         dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
         with tempfile.TemporaryDirectory(dir=directory) as folder:  # whole or not at all
@@ -169,13 +180,17 @@ def train(model: str, folder: str) -> None:
         with open(f"{folder}/{name}.tsv", encoding="utf-8") as file:
             texts, labels = zip(*(line.rstrip("\n").split("\t") for line in file.readlines()[1:]))
         tokens = tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]
-        splits[name] = [{"input_ids": ids, "labels": int(label)} for ids, label in zip(tokens, labels)]
+        splits[name] = [
+            {"input_ids": ids, "labels": int(label)} for ids, label in zip(tokens, labels)
+        ]
     with tempfile.TemporaryDirectory() as place:
         options = transformers.TrainingArguments(
             place, num_train_epochs=3, per_device_train_batch_size=32, learning_rate=5e-5, warmup_steps=0.1,
             use_cpu=True, eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True,
         )  # fmt: skip
-        net = transformers.AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
+        net = transformers.AutoModelForSequenceClassification.from_pretrained(
+            model, dtype=torch.float32
+        )
         collator = transformers.DataCollatorWithPadding(tokenizer)
         data = {"train_dataset": splits["train"], "eval_dataset": splits["dev"]}
         transformers.Trainer(net, options, data_collator=collator, **data).train()
@@ -197,7 +212,10 @@ def main() -> None:
         if name not in ready:
             ready[name] = makers[name]()
         found = ready[name](request["texts"])
-        reply: dict[str, Any] = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
+        reply: dict[str, Any] = {
+            "seconds": time.perf_counter() - started,
+            "cpu_seconds": time.process_time() - cpu,
+        }
         reply["memory"] = most_memory()
         if request.get("show"):
             reply["answers"] = [[float(value) for value in one] for one in found]

@@ -11,8 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import (
+    CoSENTLoss,
+    MultipleNegativesRankingLoss,
+)
 from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 from worker import INPUTS, Work, main, onnx_session
@@ -43,7 +50,9 @@ class Embedding(Work):
         name = "eager:float32" if mode == "train" else mode
         if name not in self.models:
             precision = {"dtype": getattr(torch, name.partition(":")[2])}
-            model = SentenceTransformer(self.work["start"], device=str(self.device), model_kwargs=precision)
+            model = SentenceTransformer(
+                self.work["start"], device=str(self.device), model_kwargs=precision
+            )
             self.models[name] = model
             model.max_seq_length = self.work["max_seq_length"]
             if name.startswith("onnx"):
@@ -63,8 +72,14 @@ class Embedding(Work):
 
         work, ends = self.work, []
         graded, data = "score" in work["pairs"], Dataset.from_dict(work["pairs"])
-        seen = type("Ends", (TrainerCallback,), {"on_step_end": lambda *_, **__: ends.append(time.perf_counter())})
-        loss = (CoSENTLoss if graded else MultipleNegativesRankingLoss)(model, scale=1 / work["temperature"])
+        seen = type(
+            "Ends",
+            (TrainerCallback,),
+            {"on_step_end": lambda *_, **__: ends.append(time.perf_counter())},
+        )
+        loss = (CoSENTLoss if graded else MultipleNegativesRankingLoss)(
+            model, scale=1 / work["temperature"]
+        )
         with tempfile.TemporaryDirectory() as folder:
             options = SentenceTransformerTrainingArguments(
                 folder, num_train_epochs=work["epochs"], per_device_train_batch_size=work["batch_size"],
@@ -72,7 +87,9 @@ class Embedding(Work):
                 batch_sampler="batch_sampler" if graded else "no_duplicates", seed=work["seed"],
                 save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
             )  # fmt: skip
-            SentenceTransformerTrainer(model, options, train_dataset=data, loss=loss, callbacks=[seen()]).train()
+            SentenceTransformerTrainer(
+                model, options, train_dataset=data, loss=loss, callbacks=[seen()]
+            ).train()
         model.eval()
         return (work["epochs"] * len(data) - work["batch_size"]) / (ends[-1] - ends[0])
 

@@ -13,6 +13,10 @@ def most_memory() -> int:
     On Linux `ru_maxrss` is also what the parent held when it started this process, so the kernel's other count is read.
     """
     status = Path("/proc/self/status")
-    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii", "replace"))):
+    if status.exists() and (
+        found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii", "replace"))
+    ):
         return 1024 * int(found[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

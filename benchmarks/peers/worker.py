@@ -71,7 +71,9 @@ def load_batches(path: str, device: torch.device) -> list[dict[str, torch.Tensor
     with np.load(path) as arrays:
         for key in arrays.files:
             number, _, name = key.partition("/")
-            batches.setdefault(int(number), {})[name] = torch.from_numpy(arrays[key].astype(np.int64)).to(device)
+            batches.setdefault(int(number), {})[name] = torch.from_numpy(
+                arrays[key].astype(np.int64)
+            ).to(device)
     return [batches[number] for number in sorted(batches)]
 
 
@@ -105,7 +107,9 @@ class Unpadded(torch.nn.Module):
             starts[lengths == length][:, None] + torch.arange(int(length), device=real.device)
             for length in lengths.unique()
         ]
-        hidden = bert.embeddings(input_ids[real][None], token_type_ids[real][None], position_ids=places[None])
+        hidden = bert.embeddings(
+            input_ids[real][None], token_type_ids[real][None], position_ids=places[None]
+        )
         before, bert.config._attn_implementation = bert.config._attn_implementation, "unpadded"
         try:
             hidden = bert.encoder(hidden, attention_mask=None, groups=groups).last_hidden_state[0]
@@ -118,14 +122,27 @@ class Unpadded(torch.nn.Module):
 
 
 def attend_unpadded(
-    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, dropout: float, groups: Any, **_: Any
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    scaling: float,
+    dropout: float,
+    groups: Any,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Returns attention within each sequence, [1, tokens, heads, size]; `groups` are places of sequences by length."""
     out = torch.empty_like(query[0].transpose(0, 1))  # [tokens, heads, size]
     for places in groups:
-        parts = (array[0][:, places].transpose(0, 1) for array in (query, key, value))  # [n, heads, length, size]
-        found = torch.nn.functional.scaled_dot_product_attention(*parts, dropout_p=dropout, scale=scaling)
-        out = out.index_put((places.reshape(-1),), found.transpose(1, 2).flatten(0, 1).to(out.dtype))
+        # [n, heads, length, size]
+        parts = (array[0][:, places].transpose(0, 1) for array in (query, key, value))
+        found = torch.nn.functional.scaled_dot_product_attention(
+            *parts, dropout_p=dropout, scale=scaling
+        )
+        out = out.index_put(
+            (places.reshape(-1),), found.transpose(1, 2).flatten(0, 1).to(out.dtype)
+        )
     return out[None], None
 
 
@@ -141,7 +158,8 @@ class Work:
         self.device = torch.device("cuda" if use_gpu else "cpu")
         torch.manual_seed(work["seed"])
         torch.set_num_threads(work["threads"])
-        torch.set_float32_matmul_precision("high" if use_gpu else "highest")  # TF32, as JAX does by default
+        # TF32, as JAX does by default
+        torch.set_float32_matmul_precision("high" if use_gpu else "highest")
         self.batches = load_batches(batches, self.device)
         self.unmasked = [without_full_mask(batch) for batch in self.batches]
         self.model = make_model(work).to(self.device)
@@ -156,17 +174,26 @@ class Work:
         settings = self.work["optimizer"]
         named = list(self.model.named_parameters())
         free = [parameter for name, parameter in named if "LayerNorm" in name or "bias" in name]
-        decayed = [parameter for name, parameter in named if not ("LayerNorm" in name or "bias" in name)]
-        groups = [{"params": decayed, "weight_decay": settings["weight_decay"]}, {"params": free, "weight_decay": 0.0}]
+        decayed = [
+            parameter for name, parameter in named if not ("LayerNorm" in name or "bias" in name)
+        ]
+        groups = [
+            {"params": decayed, "weight_decay": settings["weight_decay"]},
+            {"params": free, "weight_decay": 0.0},
+        ]
         betas = (settings["beta1"], settings["beta2"])
-        return torch.optim.AdamW(groups, settings["learning_rate"], betas, settings["epsilon"], fused=True)
+        return torch.optim.AdamW(
+            groups, settings["learning_rate"], betas, settings["epsilon"], fused=True
+        )
 
     def run(self, mode: str) -> dict[str, Any]:
         """Returns how long all batches took, once."""
         backend, precision, attention = (*mode.split(":"), "")[:3]
         if backend == "onnx":
             if "onnx" not in self._forward:
-                self._forward["onnx"] = onnx_session(self.model, self.batches[0], "logits", self.work["threads"])
+                self._forward["onnx"] = onnx_session(
+                    self.model, self.batches[0], "logits", self.work["threads"]
+                )
             session = self._forward["onnx"]
             round_of = lambda: [session(batch) for batch in self.batches]  # noqa: E731
         else:
@@ -174,7 +201,9 @@ class Work:
                 self._forward["compile"] = torch.compile(self.model)
                 self._compiled_for = attention
             if backend == "compile" and attention != self._compiled_for:
-                raise ValueError("torch.compile keeps the attention of its first mode; measure another by itself")
+                raise ValueError(
+                    "torch.compile keeps the attention of its first mode; measure another by itself"
+                )
             forward = self._forward[backend]
             if attention == "unpadded":
                 forward, attention = Unpadded(self.model), ""
@@ -203,13 +232,18 @@ class Work:
             with cast, held:
                 loss = forward(**batch).loss
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.work["optimizer"]["clip_norm"])
+            torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self.work["optimizer"]["clip_norm"]
+            )
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
     def _memory(self) -> dict[str, Any]:
         if self.device.type == "cuda":
-            return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "peak_memory_of": "device"}
+            return {
+                "peak_memory_bytes": torch.cuda.max_memory_allocated(),
+                "peak_memory_of": "device",
+            }
         return {"peak_memory_bytes": most_memory(), "peak_memory_of": "process, resident"}
 
 
@@ -225,14 +259,23 @@ def onnx_session(
             self.model = model
 
         def forward(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
-            found = self.model(input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask)
+            found = self.model(
+                input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask
+            )
             return getattr(found, output)
 
     example = tuple(batch[name] for name in INPUTS)
     dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in INPUTS)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.onnx")
-        torch.onnx.export(Output().eval(), example, path, input_names=list(INPUTS), dynamo=True, dynamic_shapes=dynamic)
+        torch.onnx.export(
+            Output().eval(),
+            example,
+            path,
+            input_names=list(INPUTS),
+            dynamo=True,
+            dynamic_shapes=dynamic,
+        )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -244,7 +287,11 @@ def onnx_session(
 def versions() -> dict[str, str]:
     """Returns the versions of the libraries there are."""
     names = ("torch", "transformers", "onnxruntime", "sentence-transformers")
-    return {name: metadata.version(name) for name in names if importlib.util.find_spec(name.replace("-", "_"))}
+    return {
+        name: metadata.version(name)
+        for name in names
+        if importlib.util.find_spec(name.replace("-", "_"))
+    }
 
 
 def main(kind: Callable[..., Any] = Work) -> None:
@@ -252,7 +299,11 @@ def main(kind: Callable[..., Any] = Work) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is not an answer
     described, batches = sys.argv[1:]
     work = kind(json.loads(Path(described).read_text(encoding="utf-8")), batches)
-    print(json.dumps({"ready": True, "versions": versions(), "device": str(work.device)}), file=answers, flush=True)
+    print(
+        json.dumps({"ready": True, "versions": versions(), "device": str(work.device)}),
+        file=answers,
+        flush=True,
+    )
     for line in sys.stdin:
         try:
             reply = work.run(json.loads(line)["run"])

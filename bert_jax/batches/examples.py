@@ -12,7 +12,13 @@ from bert_jax.batches.load import prefetch
 from bert_jax.batches.make import batch_of_layout
 from bert_jax.batches.order import plan_epoch, steps_per_epoch
 from bert_jax.batches.pack import Layout, Shape, Sizes, layout_alone, layout_packed, sizes_of
-from bert_jax.batches.shapes import choose_lengths, choose_shape, length_step, padded_flops, sample_batches
+from bert_jax.batches.shapes import (
+    choose_lengths,
+    choose_shape,
+    length_step,
+    padded_flops,
+    sample_batches,
+)
 from bert_jax.model.heads.base import Head
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
@@ -26,7 +32,8 @@ class Batching:
     seed: int
     bucket: bool  # batches of like lengths, where they are not packed
     lengths: tuple[int, ...]  # that rows are padded to if not packed
-    shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
+    # of packed batches; None gives each row of the task a row of its own
+    shape: Shape | None = None
     texts: int = 0  # at most in a row, if each text is laid out by itself; 0 lays out whole rows
     num_parts: int = 0  # texts of a batch, on average, in that case
 
@@ -36,7 +43,9 @@ class Batching:
             return sizes_of(rows)
         if self.shape is not None:
             return sizes_of(_texts_apart(rows))
-        return Sizes(np.array([max(row.lengths) for row in rows], np.int64), np.ones(len(rows), np.int64))
+        return Sizes(
+            np.array([max(row.lengths) for row in rows], np.int64), np.ones(len(rows), np.int64)
+        )
 
     def layout(self, sizes: Sizes, numbers: np.ndarray) -> Layout:
         """Returns the batch that holds some of the rows of these sizes."""
@@ -83,7 +92,9 @@ def choose_batching(
 
     def packed(group: int) -> Batching:
         parts = sizes_of(_texts_apart(rows) if apart else rows)
-        return dataclasses.replace(alone, shape=choose_shape(parts, num_parts, model, multiple, group, num_steps))
+        return dataclasses.replace(
+            alone, shape=choose_shape(parts, num_parts, model, multiple, group, num_steps)
+        )
 
     fewer = pack == "on" or packed(1).flops(rows, model) < alone.flops(rows, model)
     return packed(group) if fewer else alone
@@ -104,14 +115,20 @@ def _texts_apart(rows: Sequence[Row]) -> list[Row]:
     return text_rows
 
 
-def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
+def train_batches(
+    rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh
+) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... without end.
 
     At each step, packed batches have the same rows of the task as unpacked batches without `bucket`.
     """
     parts = _texts_apart(rows) if batching.texts else rows
     sizes, row_sizes = sizes_of(parts), dataclasses.replace(batching, shape=None).sizes(rows)
-    ends = np.cumsum([len(row.lengths) for row in rows])[:-1] if batching.texts else np.arange(1, len(rows))
+    ends = (
+        np.cumsum([len(row.lengths) for row in rows])[:-1]
+        if batching.texts
+        else np.arange(1, len(rows))
+    )
     parts_of = np.split(np.arange(len(parts)), ends)  # the parts of each row
     size, bucket = batching.batch_size, batching.bucket and batching.shape is None
     num_steps = steps_per_epoch(len(rows), size)

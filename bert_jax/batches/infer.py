@@ -24,7 +24,8 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.settings.model import ModelConfig
 
 _TOKENS_ON_CPU, _TOKENS_ELSEWHERE = 512, 16384  # that a device computes at once
-_COMPILATION = 3 * COMPILATION  # batches that take about as long as compiling a program; a training step goes back too
+# batches that take about as long as compiling a program; a training step goes back too
+_COMPILATION = 3 * COMPILATION
 _FINEST_STEP = 2  # between lengths
 _IN_FLIGHT = 2  # batches that are computed while the host makes the next
 
@@ -82,8 +83,11 @@ def inference_layouts(
         return _batches(bins, [length] * len(bins), num_places, positions, group, one_shape)
 
     widest = int(sizes.sequences.max())
-    alone = _batches([[number] for number in order.tolist()], lengths, widest, positions, group, one_shape)
-    if pack == "off" or (pack == "auto" and len(order) == 1):  # a single row has nothing to share a row with
+    alone = _batches(
+        [[number] for number in order.tolist()], lengths, widest, positions, group, one_shape
+    )
+    # a single row has nothing to share a row with
+    if pack == "off" or (pack == "auto" and len(order) == 1):
         yield from alone
         return
     # A few thousand rows of all lengths decide the length of packed rows.
@@ -91,13 +95,20 @@ def inference_layouts(
     choices = row_lengths(longest, most, step)
     if not one_shape:  # otherwise each set of texts could compile a length of its own
         choices = [length for length in choices if length in ROW_LENGTHS] or choices
-    together = list(packed(sizes, min(choices, key=lambda length: padded_flops(model, packed(sample, length)))))
+    together = list(
+        packed(sizes, min(choices, key=lambda length: padded_flops(model, packed(sample, length))))
+    )
     apart = list(alone) if pack == "auto" else together
     yield from together if padded_flops(model, together) <= padded_flops(model, apart) else apart
 
 
 def _batches(
-    bins: list[list[int]], lengths: Sequence[int] | np.ndarray, num_places: int, positions: int, group: int, fixed: bool
+    bins: list[list[int]],
+    lengths: Sequence[int] | np.ndarray,
+    num_places: int,
+    positions: int,
+    group: int,
+    fixed: bool,
 ) -> Iterator[Layout]:
     """Yields batches of these rows of their lengths, of at most about `positions` positions.
 
@@ -113,7 +124,9 @@ def _batches(
         first += full
 
 
-def _finer_lengths(lengths: np.ndarray, tokens: np.ndarray, most: int, step: int, positions: int) -> np.ndarray:
+def _finer_lengths(
+    lengths: np.ndarray, tokens: np.ndarray, most: int, step: int, positions: int
+) -> np.ndarray:
     """Returns shorter lengths for rows of these lengths [R], where all that would have one save its program's time."""
     while step > _FINEST_STEP:
         step //= 2
@@ -125,7 +138,9 @@ def _finer_lengths(lengths: np.ndarray, tokens: np.ndarray, most: int, step: int
     return lengths
 
 
-def computed(layouts: Iterable[Layout], compute: Callable[[Layout], PyTree]) -> Iterator[tuple[Layout, PyTree]]:
+def computed(
+    layouts: Iterable[Layout], compute: Callable[[Layout], PyTree]
+) -> Iterator[tuple[Layout, PyTree]]:
     """Yields each layout and `compute(layout)` on the host, while devices compute those of the next layouts."""
     started: deque[tuple[Layout, PyTree]] = deque()
     for layout in layouts:

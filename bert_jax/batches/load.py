@@ -32,7 +32,9 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     sequence_ids = np.zeros((len(rows), row_length), np.uint8)
     type_ids = np.zeros((len(rows), row_length), np.uint8)
     for slot in range(lengths.shape[1]):
-        start, length, first = (array[:, slot, None] for array in (starts, lengths, rows["first_lengths"]))
+        start, length, first = (
+            array[:, slot, None] for array in (starts, lengths, rows["first_lengths"])
+        )
         inside = (positions >= start) & (positions < start + length)
         sequence_ids[inside] = slot + 1
         type_ids[inside & (positions >= start + first)] = 1
@@ -53,7 +55,9 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     return batch._replace(
         mlm_positions=rows["mlm_positions"].astype(np.int32),
         mlm_labels=rows["mlm_labels"].astype(np.int32),
-        mlm_weights=(np.arange(rows["mlm_positions"].shape[1]) < counts[:, None]).astype(np.float32),
+        mlm_weights=(np.arange(rows["mlm_positions"].shape[1]) < counts[:, None]).astype(
+            np.float32
+        ),
     )
 
 
@@ -61,19 +65,25 @@ def abstract_batch(row: np.dtype, batch_size: int = 1, mesh: Mesh | None = None)
     """Returns the shapes and dtypes of a batch of rows of a record (`row_dtype`), and on a mesh its shardings."""
     sharding = None if mesh is None else row_sharding(mesh)
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
+        lambda leaf: jax.ShapeDtypeStruct(
+            (batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding
+        ),
         rows_to_batch(np.zeros(1, row), np.zeros(1, np.int32)),
     )
 
 
-def train_batch(split: RowSource, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
+def train_batch(
+    split: RowSource, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
+) -> Batch:
     """Returns the global training batch at a step, on the mesh."""
 
     def make_rows(positions: np.ndarray) -> Batch:
         if isinstance(split, StreamedSplit):  # in an order that is made for reading whole blocks
             rows, epochs = split.train_rows(step, positions, batch_size, rows_before)
         else:
-            rows, epochs = train_rows(step, positions, batch_size, split.num_rows, seed, rows_before)
+            rows, epochs = train_rows(
+                step, positions, batch_size, split.num_rows, seed, rows_before
+            )
         return rows_to_batch(split.gather(rows), epochs)
 
     return on_mesh(mesh, batch_size, make_rows)
@@ -83,7 +93,9 @@ def train_batches(
     split: RowSource, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
 ) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... for ever."""
-    return prefetch(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
+    return prefetch(
+        lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step
+    )
 
 
 def prefetch(make: Callable[[int], Item], first_step: int) -> Iterator[Item]:

@@ -33,7 +33,9 @@ def make_batch(
     """
     least = 2 + len(tokenizer.between)
     if not isinstance(max_length, int | np.integer) or max_length < least:
-        raise InputError(f"max_length {max_length!r} is not a whole number of {least} or more; 128 and 512 are usual")
+        raise InputError(
+            f"max_length {max_length!r} is not a whole number of {least} or more; 128 and 512 are usual"
+        )
     if isinstance(texts, str) or not len(texts):
         raise InputError("there is no text for a batch; give a list of texts or of pairs of texts")
     rows = fit_texts(tokenizer, texts, max_length, long_texts)
@@ -41,7 +43,8 @@ def make_batch(
     length = padded_length(max(len(row.token_ids) for row in rows), max_length, 8)
     token_ids, type_ids = [row.token_ids for row in rows], [row.type_ids for row in rows]
     batch = pad_rows(token_ids, length, type_ids, pad_id=tokenizer.pad_id)
-    return batch._replace(mlm_positions=np.zeros((len(rows), 1), np.int32))  # a single word to predict
+    # a single word to predict
+    return batch._replace(mlm_positions=np.zeros((len(rows), 1), np.int32))
 
 
 def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
@@ -54,9 +57,12 @@ def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTre
     local = make_rows(np.concatenate([np.arange(start, stop) for start, stop in sorted(ranges)]))
 
     def to_global(array: np.ndarray) -> jax.Array:
-        return jax.make_array_from_process_local_data(sharding, array, (batch_size, *array.shape[1:]))
+        return jax.make_array_from_process_local_data(
+            sharding, array, (batch_size, *array.shape[1:])
+        )
 
-    with jax.transfer_guard_host_to_device("allow"):  # intended, even if other transfers are disallowed
+    # intended, even if other transfers are disallowed
+    with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(to_global, local)
 
 
@@ -79,7 +85,9 @@ def batch_of_layout(
     if not head.needs_whole_batch or not num_examples:
         return batch
     labels = head.labels_of_batch(bins, layout.num_places, num_examples)
-    return batch._replace(labels=on_mesh(mesh, num_examples, lambda lines: jax.tree.map(lambda a: a[lines], labels)))
+    return batch._replace(
+        labels=on_mesh(mesh, num_examples, lambda lines: jax.tree.map(lambda a: a[lines], labels))
+    )
 
 
 def batch_of_rows(

@@ -13,7 +13,12 @@ _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by leng
 
 
 def train_rows(
-    step: int, positions: np.ndarray, batch_size: int, num_rows: int, seed: int, rows_before: int = 0
+    step: int,
+    positions: np.ndarray,
+    batch_size: int,
+    num_rows: int,
+    seed: int,
+    rows_before: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the row [n] int64 and the epoch [n] int32 of each position in the global batch at a step.
 
@@ -29,7 +34,9 @@ def train_rows(
     return rows, epochs.astype(np.int32)
 
 
-def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True) -> list[np.ndarray]:
+def plan_epoch(
+    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True
+) -> list[np.ndarray]:
     """Returns the row numbers of each batch of an epoch. Every row occurs once; at most one batch is not full.
 
     With `bucket`, stretches of the shuffled data, several batches long, are sorted by length and cut into batches, so

@@ -51,14 +51,22 @@ def sizes_of(rows: Sequence[Row]) -> Sizes:
 
 def layout_alone(sizes: Sizes, numbers: np.ndarray, num_rows: int, length: int) -> Layout:
     """Returns the batch that gives each of these rows of the task a row of its own."""
-    return Layout([[number] for number in numbers.tolist()], num_rows, length, int(sizes.sequences.max(initial=1)))
+    return Layout(
+        [[number] for number in numbers.tolist()],
+        num_rows,
+        length,
+        int(sizes.sequences.max(initial=1)),
+    )
 
 
 def layout_packed(sizes: Sizes, numbers: np.ndarray, shape: Shape) -> Layout:
     """Returns the batch that packs these rows of the task into few rows."""
     packed = best_fit(sizes.of(numbers), shape.length, shape.num_places)
     bins = [numbers[members].tolist() for members in packed]
-    num_rows = next((size for size in shape.num_rows if size >= len(bins)), -(-len(bins) // shape.group) * shape.group)
+    num_rows = next(
+        (size for size in shape.num_rows if size >= len(bins)),
+        -(-len(bins) // shape.group) * shape.group,
+    )
     return Layout(bins, num_rows, shape.length, shape.num_places)
 
 
@@ -70,7 +78,8 @@ def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
     widest = int(sizes.sequences.max(initial=1))
     bins: list[list[int]] = []
     places_left: list[int] = []
-    with_room: list[list[int]] = [[] for _ in range(length + 1)]  # bins by the number of tokens they have room for
+    # bins by the number of tokens they have room for
+    with_room: list[list[int]] = [[] for _ in range(length + 1)]
     rooms = 0  # the same as a bit mask: bit r is set if a bin has room for r tokens
     tokens, sequences = sizes.tokens.tolist(), sizes.sequences.tolist()
     for number in np.argsort(-sizes.tokens, kind="stable").tolist():

@@ -14,9 +14,11 @@ from bert_jax.devices.sharding import ROW_AXES
 from bert_jax.model.flops import forward_flops
 from bert_jax.settings.model import ModelConfig
 
-ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, besides the length of the task's longest row
+# of packed rows, besides the length of the task's longest row
+ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)
 COMPILATION = 24  # training steps that take about as long as compiling a step
-_FEWEST_TOKENS = 6  # per sequence, on average over a packed row; this bounds the number of sequences in it
+# per sequence, on average over a packed row; this bounds the number of sequences in it
+_FEWEST_TOKENS = 6
 _SAMPLED_BATCHES, _SAMPLED_ROWS = 256, 1 << 17  # at most, to choose a shape by
 
 
@@ -34,7 +36,9 @@ def padded_lengths(tokens: np.ndarray, most: int, step: int) -> np.ndarray:
     that up to 256, of four times that up to 512, and of 256 beyond: about as much is padding in long rows as in short
     ones.
     """
-    steps = np.select([tokens <= 128, tokens <= 256, tokens <= 512], [step, 2 * step, 4 * step], 256)
+    steps = np.select(
+        [tokens <= 128, tokens <= 256, tokens <= 512], [step, 2 * step, 4 * step], 256
+    )
     return np.minimum(-(-tokens // steps) * steps, most)
 
 
@@ -51,7 +55,12 @@ def row_lengths(longest: int, most: int, multiple: int) -> list[int]:
     """
     most = max(most, longest)
     own = padded_length(longest, most, multiple)
-    return sorted({own, *(length for length in ROW_LENGTHS if own <= length <= most and length % multiple == 0)})
+    return sorted(
+        {
+            own,
+            *(length for length in ROW_LENGTHS if own <= length <= most and length % multiple == 0),
+        }
+    )
 
 
 def places_of(length: int, widest: int) -> int:
@@ -69,7 +78,9 @@ def row_group(mesh: Mesh, accumulate: int = 1) -> int:
 
 def padded_flops(model: ModelConfig, layouts: Iterable[Layout]) -> float:
     """Returns the FLOPs of a forward pass over the batches, padding included."""
-    return sum(_flops(model, layout.num_rows, layout.length, layout.num_places) for layout in layouts)
+    return sum(
+        _flops(model, layout.num_rows, layout.length, layout.num_places) for layout in layouts
+    )
 
 
 def needed_flops(model: ModelConfig, rows: Sequence[Row]) -> float:
@@ -85,7 +96,9 @@ def _flops(model: ModelConfig, num_rows: float, length: int, num_places: int) ->
 # Training batches of a task
 
 
-def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, num_steps: int) -> Shape:
+def choose_shape(
+    sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, num_steps: int
+) -> Shape:
     """Returns the shapes of training batches of `batch_size` random rows of the task that take the fewest FLOPs.
 
     The choice is based on a sample of random batches, the same for every seed. The length does not depend on the number
@@ -98,7 +111,8 @@ def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: in
         return [len(best_fit(batch, length, places_of(length, widest))) for batch in sample]
 
     counts = {
-        length: num_rows(length) for length in row_lengths(int(sizes.tokens.max()), model.max_positions, multiple)
+        length: num_rows(length)
+        for length in row_lengths(int(sizes.tokens.max()), model.max_positions, multiple)
     }
 
     def cost(length: int) -> float:
@@ -123,7 +137,9 @@ def sample_batches(sizes: Sizes, batch_size: int) -> list[np.ndarray]:
     return samples
 
 
-def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[float, tuple[int, ...]]:
+def few_sizes(
+    counts: Sequence[int], num_steps: int, most: int = 2
+) -> tuple[float, tuple[int, ...]]:
     """Returns the cost of filling batches up to at most `most` sizes, and these sizes, ascending.
 
     The cost is the sum of the counts, each rounded up to the next size, plus the cost of compiling every size. One more
@@ -132,14 +148,20 @@ def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[flo
     values, times = (array.tolist() for array in np.unique(counts, return_counts=True))
     until = np.cumsum([0, *times]).tolist()
     compilation = COMPILATION / max(num_steps, 1) * sum(counts)
-    best = [(value * until[index + 1] + compilation, (value,)) for index, value in enumerate(values)]
-    for _ in range(min(most, len(values)) - 1):  # best[i]: of the counts up to value i, which is the last size
+    best = [
+        (value * until[index + 1] + compilation, (value,)) for index, value in enumerate(values)
+    ]
+    # best[i]: of the counts up to value i, which is the last size
+    for _ in range(min(most, len(values)) - 1):
         best = [
             min(
                 [
                     best[index],
                     *(
-                        (cost + value * (until[index + 1] - until[last + 1]) + compilation, (*few, value))
+                        (
+                            cost + value * (until[index + 1] - until[last + 1]) + compilation,
+                            (*few, value),
+                        )
                         for last, (cost, few) in enumerate(best[:index])
                     ),
                 ]
@@ -149,11 +171,15 @@ def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[flo
     return best[-1]
 
 
-def choose_lengths(sizes: Sizes, batch_size: int, bucket: bool, multiple: int, num_steps: int) -> tuple[int, ...]:
+def choose_lengths(
+    sizes: Sizes, batch_size: int, bucket: bool, multiple: int, num_steps: int
+) -> tuple[int, ...]:
     """Returns the lengths, ascending, of training batches that are not packed."""
     longest = int(sizes.tokens.max())
     if not bucket:
         return (longest,)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0)
-    lengths = [padded_length(int(sizes.tokens[numbers].max()), longest, multiple) for numbers in batches]
+    lengths = [
+        padded_length(int(sizes.tokens[numbers].max()), longest, multiple) for numbers in batches
+    ]
     return few_sizes(lengths, num_steps, len(batches))[1]

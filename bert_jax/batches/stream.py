@@ -42,7 +42,8 @@ def open_for_training(
     if config.stream == "off" or (config.stream == "auto" and not large):
         return [records.open_rows(about, config.verify) for about in abouts], config.stream
     datasets = []
-    streams: dict[str, int] = {}  # of each data set, so that a second phase goes on in the order of the first
+    # of each data set, so that a second phase goes on in the order of the first
+    streams: dict[str, int] = {}
     for about, batch_size in zip(abouts, batch_sizes, strict=True):
         contents = " ".join(shard["sha256"] for shard in about.shards)
         num_streams = streams.setdefault(contents, choose_streams(config.streams, batch_size))
@@ -50,7 +51,9 @@ def open_for_training(
     return datasets, "on"
 
 
-def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: float = DataConfig.cache_gb) -> Dataset:
+def open_in_order(
+    path: str | Path, tokenizer_fingerprint: str = "", cache_gb: float = DataConfig.cache_gb
+) -> Dataset:
     """Returns a data set that is read from its first row to its last, once or a few times; close it at the end.
 
     At a URL nothing but the manifest, the tokenizer and the counts of tokens is copied. The rows of a split are read in
@@ -69,30 +72,42 @@ def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: f
         blocks = Blocks(split["shards"], about.dtype)
         needed = _FEWEST_BLOCKS * blocks.most_rows * about.dtype.itemsize
         if not cache_gb * 1e9 >= needed:
-            raise InputError(f"cache_gb {cache_gb:g} is too small for two blocks of {path}; set it to {needed / 1e9:g}")
+            raise InputError(
+                f"cache_gb {cache_gb:g} is too small for two blocks of {path}; set it to {needed / 1e9:g}"
+            )
         remote[name] = RemoteRows(about, blocks, split["sequences"], limit, verify=True)
-    return Dataset(about.path, about.manifest, remote["train"], remote["heldout"], about.token_counts)
+    return Dataset(
+        about.path, about.manifest, remote["train"], remote["heldout"], about.token_counts
+    )
 
 
 def _open(about: About, config: DataConfig, num_streams: int) -> Dataset:
     """Returns a data set, at a URL or on this machine, with the order of streams."""
     splits, itemsize = about.manifest["splits"], about.dtype.itemsize
     blocks = {name: Blocks(splits[name]["shards"], about.dtype) for name in ("train", "heldout")}
-    window_rows = max(int(config.window_mb * 2**20) // (itemsize * num_streams), blocks["train"].most_rows, 1)
+    window_rows = max(
+        int(config.window_mb * 2**20) // (itemsize * num_streams), blocks["train"].most_rows, 1
+    )
     order = StreamOrder(blocks["train"].rows, num_streams, window_rows, config.seed)
     if not about.url:
         local = records.open_rows(about, config.verify)
         return dataclasses.replace(local, train=StreamedSplit(local.train, order, blocks["train"]))
     if config.verify and not all("blocks" in shard for shard in about.shards):
         problem = f"{about.url} was made by an earlier version: its blocks have no checksums"
-        raise InputError(f"{problem}; prepare it again, or set data.verify=False, or data.stream=off")
+        raise InputError(
+            f"{problem}; prepare it again, or set data.verify=False, or data.stream=off"
+        )
     limit = int(config.cache_gb * 1e9)
     heldout_limit = min(
-        limit // _HELDOUT_SHARE, (len(blocks["heldout"].rows) + 1) * blocks["heldout"].most_rows * itemsize
+        limit // _HELDOUT_SHARE,
+        (len(blocks["heldout"].rows) + 1) * blocks["heldout"].most_rows * itemsize,
     )
     limits = {"train": limit - heldout_limit, "heldout": heldout_limit}
     remote = {
-        name: RemoteRows(about, blocks[name], splits[name]["sequences"], limits[name], config.verify) for name in blocks
+        name: RemoteRows(
+            about, blocks[name], splits[name]["sequences"], limits[name], config.verify
+        )
+        for name in blocks
     }
     train = StreamedSplit(remote["train"], order, blocks["train"], config)
     return Dataset(about.path, about.manifest, train, remote["heldout"], about.token_counts)
@@ -115,12 +130,16 @@ class RemoteRows:
         num_slots = min(self._limit // slot_bytes, len(blocks.rows) + 1)
         if num_slots < min(_FEWEST_BLOCKS, len(blocks.rows)):
             needed = _FEWEST_BLOCKS * _HELDOUT_SHARE * slot_bytes / 1e9
-            raise InputError(f"data.cache_gb is too small for the blocks of {self._url}; set it to {needed:.2f}")
+            raise InputError(
+                f"data.cache_gb is too small for the blocks of {self._url}; set it to {needed:.2f}"
+            )
 
         def fetch(number: int) -> bytes:
             return blocks.read(reader, number, self._verify)
 
-        return BlockCache(fetch, blocks.most_rows, self.dtype.itemsize, num_slots, urls.user_cache() / "streams")
+        return BlockCache(
+            fetch, blocks.most_rows, self.dtype.itemsize, num_slots, urls.user_cache() / "streams"
+        )
 
     def gather(self, row_indices: np.ndarray) -> np.ndarray:
         """Returns the rows [n] with these indices [n], in their order, and reads the blocks after them ahead.
@@ -160,10 +179,21 @@ class _Held:
 class StreamedSplit:
     """The rows of a training split in the order of streams."""
 
-    def __init__(self, source: RowSource, order: StreamOrder, blocks: Blocks, config: DataConfig | None = None):
-        self.dtype, self.num_sequences, self.num_rows = source.dtype, source.num_sequences, source.num_rows
+    def __init__(
+        self,
+        source: RowSource,
+        order: StreamOrder,
+        blocks: Blocks,
+        config: DataConfig | None = None,
+    ):
+        self.dtype, self.num_sequences, self.num_rows = (
+            source.dtype,
+            source.num_sequences,
+            source.num_rows,
+        )
         self.source, self.order, self._blocks, self._config = source, order, blocks, config
-        self._windows: dict[StreamWindow, np.ndarray] = {}  # the rows of those that the last step was at
+        # the rows of those that the last step was at
+        self._windows: dict[StreamWindow, np.ndarray] = {}
         self._held: dict[int, _Held] = {}
 
     def train_rows(
@@ -178,8 +208,13 @@ class StreamedSplit:
         rows, epochs = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
         windows: dict[StreamWindow, np.ndarray] = {}
         for window, where, first in parts:
-            all_rows = windows[window] = self._windows[window] if window in self._windows else self.order.rows(window)
-            rows[where], epochs[where] = all_rows[first : first + where.stop - where.start], window.epoch
+            all_rows = windows[window] = (
+                self._windows[window] if window in self._windows else self.order.rows(window)
+            )
+            rows[where], epochs[where] = (
+                all_rows[first : first + where.stop - where.start],
+                window.epoch,
+            )
         self._windows = windows
         if isinstance(self.source, RemoteRows):
             self._hold({part.window.stream: part.window for part in parts}, self.source.cache)
@@ -187,8 +222,11 @@ class StreamedSplit:
 
     def gather(self, row_indices: np.ndarray) -> np.ndarray:
         """Returns the rows [n] with these indices [n], in their order, as records of `dtype` in memory."""
-        if isinstance(self.source, RemoteRows):  # which would read the blocks ahead that come next on the disk
-            return self.source.take(row_indices, np.searchsorted(self._blocks.ends, row_indices, side="right"))
+        # which would read the blocks ahead that come next on the disk
+        if isinstance(self.source, RemoteRows):
+            return self.source.take(
+                row_indices, np.searchsorted(self._blocks.ends, row_indices, side="right")
+            )
         return self.source.gather(row_indices)
 
     def describe(self) -> str:
@@ -231,4 +269,6 @@ class StreamedSplit:
             config = self._config or DataConfig()
             gigabytes = math.ceil(1.6 * needed * slot / 1e7) / 100
             small = f"data.cache_gb {config.cache_gb:g} is too small for the {len(self._held)} streams of this process"
-            raise InputError(f"{small}; set it to {gigabytes:g}, or data.window_mb to less than {config.window_mb:g}")
+            raise InputError(
+                f"{small}; set it to {gigabytes:g}, or data.window_mb to less than {config.window_mb:g}"
+            )

@@ -41,12 +41,15 @@ def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) ->
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             both = f"{found.get(name, 'missing')} there and {expected.get(name, 'unknown')} here"
-            raise InputError(f"{where} does not fit this model: {name} is {both}; use its own configuration")
+            raise InputError(
+                f"{where} does not fit this model: {name} is {both}; use its own configuration"
+            )
 
 
 def _checkpointer(alone: bool) -> Any:
     """Returns Orbax's checkpointer, to be closed. With `alone` it waits for no other process."""
-    import orbax.checkpoint as ocp  # here: most models that are loaded are in other formats, and it takes 0.15 s
+    # here: most models that are loaded are in other formats, and it takes 0.15 s
+    import orbax.checkpoint as ocp
 
     options = ocp.options.MultiprocessingOptions()
     if alone:
@@ -54,7 +57,8 @@ def _checkpointer(alone: bool) -> Any:
         options = ocp.options.MultiprocessingOptions(
             primary_host=index,
             active_processes={index} if this_job().is_several else None,
-            barrier_sync_key_prefix=f"alone_{index}",  # two processes that read alone are two barriers of one
+            # two processes that read alone are two barriers of one
+            barrier_sync_key_prefix=f"alone_{index}",
         )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
     return contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=options))
@@ -79,7 +83,8 @@ def save_tree(path: Place, tree: PyTree) -> None:
     with _quiet(), _checkpointer(alone=True) as checkpointer:
         try:
             checkpointer.save(str(path.absolute()), tree)
-        except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
+        # TensorStore raises ValueError, also for a full disk
+        except (OSError, ValueError) as error:
             raise cannot_write_checkpoint(path, error) from error
     check_readable(path, describe(tree))
 
@@ -107,7 +112,9 @@ def restore_tree(path: Place, abstract_tree: PyTree, alone: bool = False) -> PyT
             raise
         except Exception as error:  # noqa: BLE001 - Orbax and TensorStore raise errors of many types
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise InputError(f"{path} cannot be restored ({reason}); copy it again, or take an older one") from None
+            raise InputError(
+                f"{path} cannot be restored ({reason}); copy it again, or take an older one"
+            ) from None
 
 
 def check_readable(path: Place, arrays: ArrayTable) -> None:
@@ -138,7 +145,8 @@ def _quiet() -> Iterator[None]:
 def _ignore_closed_loops() -> None:
     hook = sys.unraisablehook
 
-    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
+    # the same error, from other threads
+    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:
         if not isinstance(unraisable.exc_value, RuntimeError):
             hook(unraisable)
 
@@ -149,7 +157,9 @@ def _ignore_closed_loops() -> None:
 def silence_background() -> None:
     """Silences, from now on, what `_quiet` does: Orbax writes checkpoints in threads that outlive the call."""
     _ignore_closed_loops()
-    logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
+    logging.getLogger("absl").addFilter(
+        lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname
+    )
 
 
 def cannot_write_checkpoint(directory: Place, error: Exception) -> InputError:
@@ -157,12 +167,18 @@ def cannot_write_checkpoint(directory: Place, error: Exception) -> InputError:
     if isinstance(error, InputError):
         return error
     if isinstance(directory, RemotePath):
-        return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
+        return InputError(
+            f"{explain(str(directory), 'write', error)}; what was saved before is untouched"
+        )
     # TensorStore goes on for many lines, and has the system's reason at their end.
     of_system = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
     full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)
     known = (
-        "no space left" if full else getattr(error, "strerror", None) or (of_system and os.strerror(int(of_system[1])))
+        "no space left"
+        if full
+        else getattr(error, "strerror", None) or (of_system and os.strerror(int(of_system[1])))
     )
     reason = known or one_line(error)[:300]
-    return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")
+    return InputError(
+        f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched"
+    )

@@ -75,7 +75,9 @@ class Bundle:
         ends: dict[int, tuple[int, str]] = {}  # of the last tensor in a file, and its name
         for name, entry in self.entries.items():
             if not entry.num_slices:
-                ends[entry.shard] = max(ends.get(entry.shard, (0, "")), (entry.offset + entry.size, name))
+                ends[entry.shard] = max(
+                    ends.get(entry.shard, (0, "")), (entry.offset + entry.size, name)
+                )
         for shard in range(self._num_shards):
             path = data_path(prefix, shard, self._num_shards)
             if not path.is_file():
@@ -98,7 +100,9 @@ class Bundle:
         Raises: InputError if the tensor is missing, its dtype is not supported, or its bytes are damaged.
         """
         if name not in self.entries:
-            raise InputError(f"{index_path(self.prefix)} has no tensor {name}; it has {len(self.entries)} others")
+            raise InputError(
+                f"{index_path(self.prefix)} has no tensor {name}; it has {len(self.entries)} others"
+            )
         entry = self.entries[name]
         dtype = entry.dtype
         if entry.num_slices:
@@ -197,7 +201,9 @@ def _read_block(content: bytes, offset: int, size: int) -> bytes:
         raise ValueError(f"the checksum of the block at byte {offset} is wrong")
     if block[size]:
         compression = "by Snappy" if block[size] == 1 else f"in way {block[size]}"
-        raise ValueError(f"the block at byte {offset} is compressed {compression}, and TensorFlow compresses none")
+        raise ValueError(
+            f"the block at byte {offset} is compressed {compression}, and TensorFlow compresses none"
+        )
     return block[:size]
 
 
@@ -231,7 +237,11 @@ def _parse_header(value: bytes) -> int:
 def _parse_entry(value: bytes) -> Entry:
     """Returns the entry of a BundleEntryProto."""
     entry = parse_message(value)
-    dimensions = [parse_message(size) for size in parse_message(_bytes(entry, 2)).get(2, []) if isinstance(size, bytes)]
+    dimensions = [
+        parse_message(size)
+        for size in parse_message(_bytes(entry, 2)).get(2, [])
+        if isinstance(size, bytes)
+    ]
     shape = tuple(_number(dimension, 1) for dimension in dimensions)
     kind, shard, offset, size, checksum = (_number(entry, number) for number in (1, 3, 4, 5, 6))
     return Entry(kind, shape, shard, offset, size, checksum, num_slices=len(entry.get(7, [])))

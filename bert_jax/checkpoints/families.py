@@ -20,7 +20,8 @@ class Parameter(NamedTuple):
     """One parameter. `{i}` stands for the number of the layer, `{next}` for one more."""
 
     ours: str
-    hf: str  # after "|" the name in the last layer; "#1/3" at the end is the second third of the rows of a tensor
+    # after "|" the name in the last layer; "#1/3" at the end is the second third of the rows of a tensor
+    hf: str
     tf1: str
     kind: str
 
@@ -51,7 +52,10 @@ _LEAVES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "table": (("/embedding", ".weight", "", "same"),),
     "dense": (("/kernel", ".weight", "/kernel", "kernel"), ("/bias", ".bias", "/bias", "same")),
     "norm": (("/scale", ".weight", "/gamma", "same"), ("/bias", ".bias", "/beta", "same")),
-    "head": (("/kernel", ".weight", "output_weights", "head"), ("/bias", ".bias", "output_bias", "same")),
+    "head": (
+        ("/kernel", ".weight", "output_weights", "head"),
+        ("/bias", ".bias", "output_bias", "same"),
+    ),
     "bias": (("", "", "", "vocab"),),
 }
 
@@ -132,14 +136,18 @@ class Family(NamedTuple):
     base: str = "bert"  # prefix of the encoder's tensors, in a model with a head
     settings: dict[str, str] = SETTINGS
     fixed: dict[str, Any] = _FIXED  # our options that no setting of theirs changes
-    modules: dict[str, str] = _NOTHING  # our module -> theirs, where it is not BERT's name with another base
+    # our module -> theirs, where it is not BERT's name with another base
+    modules: dict[str, str] = _NOTHING
     # End of a class -> {name of a module there: its name in the table}.
     renamed: dict[str, dict[str, str]] = _NOTHING
-    tied: tuple[str, str] = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")  # copies of others
-    token_ids: dict[str, str] = _NOTHING  # their settings with the id of a token -> the tokenizer's attribute
+    # copies of others
+    tied: tuple[str, str] = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+    # their settings with the id of a token -> the tokenizer's attribute
+    token_ids: dict[str, str] = _NOTHING
     activation: str = "hidden_act"  # the name of the setting
     activations: dict[str, str] = _EXACT  # theirs -> ours
-    refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # options, and the values that can be computed
+    # options, and the values that can be computed
+    refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     # Their settings -> ours, and the reverse, beyond `settings`.
     read: Callable[[JsonObject], dict[str, Any]] = lambda settings: {}
     write: Callable[[ModelConfig], JsonObject] = lambda config: {}
@@ -149,7 +157,11 @@ class Family(NamedTuple):
         if kind:
             return self.renamed.get(kind.removeprefix(self.prefix), _NOTHING)
         modules = {name.rpartition(".")[0] for name in names}
-        matching = (entry for entry in self.renamed.values() if entry.keys() <= modules and "classifier" not in entry)
+        matching = (
+            entry
+            for entry in self.renamed.values()
+            if entry.keys() <= modules and "classifier" not in entry
+        )
         return next(matching, _NOTHING)
 
 
@@ -175,9 +187,13 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
         counts = (every, *range(1, layers + 1)) if len(types) == layers else ()
         every = next((count for count in counts if types == _types(layers, count)), 0)
         if not every:
-            raise InputError(f"layer_types is {shown(types)}; every n-th layer can see all, from the first on")
+            raise InputError(
+                f"layer_types is {shown(types)}; every n-th layer can see all, from the first on"
+            )
     if local < 2 and min(every, layers) > 1:
-        raise InputError(f"local_attention is {local}, so that a token sees itself alone; it can be 2 or more")
+        raise InputError(
+            f"local_attention is {local}, so that a token sees itself alone; it can be 2 or more"
+        )
     ropes = settings.get("rope_parameters") or {}
     thetas: dict[str, Any] = {}
     for ours, kind, older, usual in (
@@ -189,7 +205,8 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
         form = rope.get("rope_type", rope.get("type", "default"))
         if form != "default" or settings.get("rope_scaling"):
             raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")
-        if ours == "local_rotary_theta" and older in settings:  # null was the angle of global layers
+        # null was the angle of global layers
+        if ours == "local_rotary_theta" and older in settings:
             usual = thetas["rotary_theta"]
         given = (rope.get("rope_theta"), settings.get(older), usual)
         thetas[ours] = next(theta for theta in given if theta is not None)
@@ -215,7 +232,9 @@ def _write_modern(config: ModelConfig) -> JsonObject:
         "local_attention": 2 * config.window,
         "global_attn_every_n_layers": every,
         "layer_types": _types(config.num_layers, every),
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+        },
         "global_rope_theta": config.rotary_theta,  # this and the next for older versions
         "local_rope_theta": config.local_rotary_theta,
     }
@@ -225,9 +244,16 @@ _ROBERTA = Family(
     "Roberta",
     base="roberta",
     fixed={name: value for name, value in _FIXED.items() if name != "position_offset"},
-    modules={"mlm/transform": "lm_head.dense", "mlm/norm": "lm_head.layer_norm", "mlm/output_bias": "lm_head.bias"},
+    modules={
+        "mlm/transform": "lm_head.dense",
+        "mlm/norm": "lm_head.layer_norm",
+        "mlm/output_bias": "lm_head.bias",
+    },
     renamed={
-        "ForSequenceClassification": {"classifier.dense": "roberta.pooler.dense", "classifier.out_proj": "classifier"}
+        "ForSequenceClassification": {
+            "classifier.dense": "roberta.pooler.dense",
+            "classifier.out_proj": "classifier",
+        }
     },
     tied=("lm_head.decoder.weight", "lm_head.decoder.bias"),
     token_ids=_ENDS,
@@ -238,7 +264,9 @@ _ROBERTA = Family(
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(activations=_EXACT | _TANH, refused=(("position_embedding_type", (None, "absolute")),)),
+    "bert": Family(
+        activations=_EXACT | _TANH, refused=(("position_embedding_type", (None, "absolute")),)
+    ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA._replace(prefix="XLMRoberta"),
     "camembert": _ROBERTA._replace(prefix="Camembert"),
@@ -265,7 +293,9 @@ FAMILIES: dict[str, Family] = {
         tied=("vocab_projector.weight", ""),
         activation="activation",
         activations=_EXACT | _TANH | {"relu": "relu"},
-        write=lambda config: dict.fromkeys(("seq_classif_dropout", "qa_dropout"), config.hidden_dropout_rate),
+        write=lambda config: dict.fromkeys(
+            ("seq_classif_dropout", "qa_dropout"), config.hidden_dropout_rate
+        ),
     ),
     "electra": Family(
         "Electra",
@@ -370,16 +400,24 @@ def check_expressible(config: ModelConfig, family: str, where: str) -> None:
     """Raises: InputError, with its name, if an option of the model is not computed by the family."""
     spec = FAMILIES[family]
     if config.family != family:
-        raise InputError(f"model.family {config.family} has no counterpart in {where}; write it as hf or bert_jax")
+        raise InputError(
+            f"model.family {config.family} has no counterpart in {where}; write it as hf or bert_jax"
+        )
     if not config.type_vocab_size and "type_vocab_size" not in spec.fixed:
         raise InputError(f"model.type_vocab_size 0 has no counterpart in {where}; it has 1 or more")
     for name, value in spec.fixed.items():
         if getattr(config, name) != value:
-            raise InputError(f"model.{name} {getattr(config, name)} has no counterpart in {where}; it has {value}")
+            raise InputError(
+                f"model.{name} {getattr(config, name)} has no counterpart in {where}; it has {value}"
+            )
     if config.activation not in spec.activations.values():
         raise InputError(f"model.activation {config.activation} has no counterpart in {where}")
 
 
 def name_of(family: object) -> str:
     """Returns the name of a family's models for messages, given the family in a file; an unknown one is a BERT."""
-    return FAMILIES[family].prefix if isinstance(family, str) and family in FAMILIES and family != "bert" else "BERT"
+    return (
+        FAMILIES[family].prefix
+        if isinstance(family, str) and family in FAMILIES and family != "bert"
+        else "BERT"
+    )

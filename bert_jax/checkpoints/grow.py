@@ -55,7 +55,9 @@ def grow(
     if not words and not max_positions and not special:
         raise InputError("there is nothing to grow; give tokens to add, or max_positions")
     if words and special:
-        raise InputError("words and special tokens are added one after the other; grow the model twice")
+        raise InputError(
+            "words and special tokens are added one after the other; grow the model twice"
+        )
     tokenizer = bert.tokenizer
     vocab_size, places = bert.config.vocab_size, np.zeros(0, np.int64)
     if words:
@@ -65,7 +67,9 @@ def grow(
     if words:
         vocab_size = max(vocab_size, tokenizer.vocab_size)
     if max_positions and max_positions < bert.config.max_positions:
-        raise InputError(f"max_positions {max_positions} is below the {bert.config.max_positions} it has")
+        raise InputError(
+            f"max_positions {max_positions} is below the {bert.config.max_positions} it has"
+        )
     config = dataclasses.replace(
         bert.config, vocab_size=vocab_size, max_positions=max_positions or bert.config.max_positions
     )
@@ -91,18 +95,24 @@ def grow(
     if config.positions == "learned":
         table, offset = embeddings["position"]["embedding"], config.position_offset
         places = np.arange(config.max_positions) % bert.config.max_positions
-        embeddings["position"]["embedding"] = np.concatenate([table[:offset], table[offset:][places]])
+        embeddings["position"]["embedding"] = np.concatenate(
+            [table[:offset], table[offset:][places]]
+        )
     return dataclasses.replace(bert, config=config, params=params, tokenizer=tokenizer)
 
 
 def _add_special(tokenizer: Tokenizer, special: Sequence[str]) -> tuple[Tokenizer, np.ndarray]:
     """Returns the tokenizer that finds the tokens in text, and their ids."""
     if tokenizer.kind == SentencePieces.kind:
-        raise InputError("a SentencePiece model finds no tokens in text; use one with vocab.txt or tokenizer.json")
+        raise InputError(
+            "a SentencePiece model finds no tokens in text; use one with vocab.txt or tokenizer.json"
+        )
     taken = set(tokenizer.vocab)
     for token in special:
         if not token or token != token.strip() or not token.isprintable() or token in taken:
-            raise InputError(f"special token {token!r:.60} is empty, has blanks around it, or is there already")
+            raise InputError(
+                f"special token {token!r:.60} is empty, has blanks around it, or is there already"
+            )
         taken.add(token)
     if tokenizer.kind == DescribedPieces.kind:
         described = json.loads(tokenizer.pieces.content)
@@ -110,15 +120,23 @@ def _add_special(tokenizer: Tokenizer, special: Sequence[str]) -> tuple[Tokenize
         described = make_backend(tokenizer)
     ids = list(range(tokenizer.vocab_size, tokenizer.vocab_size + len(special)))
     marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    described["added_tokens"] += [{"id": index, "content": token, **marks} for index, token in zip(ids, special)]
-    return Tokenizer(DescribedPieces(json.dumps(described).encode(), tokenizer.config)), np.array(ids)
+    described["added_tokens"] += [
+        {"id": index, "content": token, **marks} for index, token in zip(ids, special)
+    ]
+    return Tokenizer(DescribedPieces(json.dumps(described).encode(), tokenizer.config)), np.array(
+        ids
+    )
 
 
-def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) -> tuple[Tokenizer, np.ndarray]:
+def _grow_vocab(
+    tokenizer: Tokenizer, words: Sequence[str], use_unused: bool
+) -> tuple[Tokenizer, np.ndarray]:
     """Returns the tokenizer with the new words, and their ids."""
     pieces = tokenizer.pieces
     if not isinstance(pieces, WordPiece):
-        raise InputError(f"a vocabulary of {tokenizer.kind} cannot grow, as words would be cut anew; train another")
+        raise InputError(
+            f"a vocabulary of {tokenizer.kind} cannot grow, as words would be cut anew; train another"
+        )
     seen: set[str] = set()
     for word in words:
         _check_word(word, pieces, seen)
@@ -126,9 +144,13 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
     vocab = list(tokenizer.vocab)
     places = list(range(len(vocab), len(vocab) + len(words)))
     if use_unused:
-        places = [index for index, token in enumerate(vocab) if _UNUSED.fullmatch(token)][: len(words)]
+        places = [index for index, token in enumerate(vocab) if _UNUSED.fullmatch(token)][
+            : len(words)
+        ]
         if len(places) < len(words):
-            raise InputError(f"the vocabulary has {len(places)} [unused..] tokens for {len(words)} new ones")
+            raise InputError(
+                f"the vocabulary has {len(places)} [unused..] tokens for {len(words)} new ones"
+            )
     vocab += [""] * (max(places) + 1 - len(vocab))
     for token_id, word in zip(places, words, strict=True):
         vocab[token_id] = word
@@ -144,6 +166,10 @@ def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
     if word.startswith(CONTINUATION):
         raise InputError(f"token {word!r} is a piece of a word; give whole words")
     if normal != [word]:
-        raise InputError(f"token {word!r} is {normal} to this tokenizer, so text would never give it; write it so")
+        raise InputError(
+            f"token {word!r} is {normal} to this tokenizer, so text would never give it; write it so"
+        )
     if len(word) > pieces.longest:
-        raise InputError(f"token {word[:20]!r}... has {len(word)} characters; longer than {pieces.longest} is [UNK]")
+        raise InputError(
+            f"token {word[:20]!r}... has {len(word)} characters; longer than {pieces.longest} is [UNK]"
+        )

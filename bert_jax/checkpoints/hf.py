@@ -19,9 +19,23 @@ from bert_jax.checkpoints.families import (
     name_of,
 )
 from bert_jax.checkpoints.hf_extras import EXTRAS, check_whole, find_extras
-from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
+from bert_jax.checkpoints.hf_weights import (
+    INDEX,
+    PICKLE,
+    WEIGHTS,
+    import_torch,
+    open_weights,
+    write_weights,
+)
 from bert_jax.checkpoints.hub import import_hub
-from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
+from bert_jax.checkpoints.names import (
+    Arrays,
+    Imported,
+    check_vocabulary,
+    find_not_finite,
+    from_params,
+    to_params,
+)
 from bert_jax.checkpoints.sentence_transformers import activation_path, read_pipeline, read_reranker
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
@@ -86,26 +100,44 @@ def load_hf(folder: Folder) -> Imported:
         )
     notes += find_extras(folder)
     known = settings["architectures"] if isinstance(settings.get("architectures"), list) else []
-    declared = next((head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None)
+    declared = next(
+        (head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None
+    )
     kind = class_of(declared, config.family) if declared else ""
     with open_weights(folder, config.family, kind) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name, kind)
     if pipeline := read_pipeline(folder, config, tokenizer.lowercase):
         notes += [*pipeline.notes, *find_not_finite(params, name)]
         whole, settings = params | pipeline.params, to_dict(pipeline.settings)
-        return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings)
+        return Imported(
+            config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings
+        )
     present = parts_of(params)
-    missing = [part for part in (declared.parts_in(config) if declared else ()) if part not in present]
+    missing = [
+        part for part in (declared.parts_in(config) if declared else ()) if part not in present
+    ]
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
     head = declared if declared and not missing else infer_head(present)
     if not declared and head.own_parts:
         notes.append(f"{where} names no class that is known here (architectures): by its tensors the model is a "
                      f"{class_of(head, config.family) or head.architecture}")  # fmt: skip
-    alike = (candidate for candidate in HEADS.values() if candidate.architecture == head.architecture)
-    head = next((candidate for candidate in alike if settings.get("problem_type") in candidate.problem_types), head)
+    alike = (
+        candidate for candidate in HEADS.values() if candidate.architecture == head.architecture
+    )
+    head = next(
+        (
+            candidate
+            for candidate in alike
+            if settings.get("problem_type") in candidate.problem_types
+        ),
+        head,
+    )
     for option, part in _DROPOUTS.items():
-        if part in (*present, "") and settings.get(option) not in (None, config.hidden_dropout_rate):
+        if part in (*present, "") and settings.get(option) not in (
+            None,
+            config.hidden_dropout_rate,
+        ):
             where_it_is = f"before a {part}" if part else "of embeddings"
             notes.append(
                 f"{option} {shown(settings[option])} is not kept; dropout {where_it_is} is hidden_dropout_rate "
@@ -157,28 +189,39 @@ def save_hf(
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
     if config.causal:
-        raise InputError("a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here")
+        raise InputError(
+            "a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here"
+        )
     family = FAMILIES[config.family]
     check_expressible(config, config.family, f"transformers' {family.prefix}")
     if config.position_offset not in (0, tokenizer.pad_id + 1):
         counted = f"1 + {tokenizer.pad_id}, the id of padding, from which transformers' {family.prefix} counts"
         raise InputError(f"model.position_offset {config.position_offset} is not {counted}")
     present = parts_of(params)
-    known = present if task in HEADS else set(present) & {"pooler"}  # nothing is known of a user's own head
+    # nothing is known of a user's own head
+    known = present if task in HEADS else set(present) & {"pooler"}
     head = head_of(task, known)
-    head = head if head.own_parts else ENCODER  # heads without parts of their own are written as the bare encoder
+    # heads without parts of their own are written as the bare encoder
+    head = head if head.own_parts else ENCODER
     if not class_of(head, config.family):  # it has fewer classes than BERT
         its_own = [candidate for candidate in HEADS.values() if class_of(candidate, config.family)]
-        head = next(candidate for candidate in its_own if set(candidate.parts_in(config)) <= set(known))
+        head = next(
+            candidate for candidate in its_own if set(candidate.parts_in(config)) <= set(known)
+        )
     kind, parts = class_of(head, config.family), head.parts_in(config)
     notes = [f"{part} is left out: {kind} has none" for part in present if part not in parts]
     if not set(parts) <= set(known):
-        notes.append(f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)")
+        notes.append(
+            f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)"
+        )
     arrays = _tensors(config, head, params, dtype)
     settings = _settings(config, head, params, tokenizer, labels, problem, dtype)
     if thresholds and head is MULTILABEL:
-        settings[_OF_TASKS] = {_MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}}
-    if head is SEQUENCES and params["classifier"]["bias"].shape[0] == 1:  # whose default is the sigmoid
+        settings[_OF_TASKS] = {
+            _MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}
+        }
+    # whose default is the sigmoid
+    if head is SEQUENCES and params["classifier"]["bias"].shape[0] == 1:
         settings["sentence_transformers"] = {"activation_fn": activation_path(activation)}
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
@@ -197,10 +240,16 @@ def save_hf(
 def _tensors(config: ModelConfig, head: Head, params: Params, dtype: str) -> Arrays:
     """Returns the tensors of a model as transformers names them. Raises: InputError if `dtype` does not hold one."""
     family, parts = FAMILIES[config.family], head.parts_in(config)
-    encoder = {name: part for name, part in params["encoder"].items() if name != "pooler" or "pooler" in parts}
+    encoder = {
+        name: part
+        for name, part in params["encoder"].items()
+        if name != "pooler" or "pooler" in parts
+    }
     kept = {name: part for name, part in params.items() if name in parts}
     arrays = from_params(kept | {"encoder": encoder}, "hf", config)
-    theirs = {canonical: own for own, canonical in family.names_in(class_of(head, config.family)).items()}
+    theirs = {
+        canonical: own for own, canonical in family.names_in(class_of(head, config.family)).items()
+    }
     arrays = {_renamed(name, theirs): array for name, array in arrays.items()}
     if dtype != "float32":
         with np.errstate(over="ignore"):  # it is refused below
@@ -236,7 +285,9 @@ def _settings(
         | ({} if dtype == "float32" else {"dtype": dtype, "torch_dtype": dtype})
     )  # for newer and older versions
     if head.has_labels:
-        names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
+        names = labels or tuple(
+            f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0])
+        )
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
         settings["label2id"] = {label: index for index, label in enumerate(names)}
         if head.problem_types:
@@ -254,7 +305,9 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     name = settings.get("model_type") or "bert"
     family = FAMILIES.get(name, FAMILIES["bert"]) if isinstance(name, str) else FAMILIES["bert"]
     if isinstance(name, str) and name in _NOT_COMPUTED:
-        raise InputError(f"{where}: model_type {name} cannot be computed here: {_NOT_COMPUTED[name]}")
+        raise InputError(
+            f"{where}: model_type {name} cannot be computed here: {_NOT_COMPUTED[name]}"
+        )
     for option, allowed in (
         ("model_type", (None, *FAMILIES)),
         *family.refused,
@@ -268,10 +321,16 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
         if settings.get(option) not in allowed:
             most = ", ".join(str(value) for value in allowed if value) or "left out"
             given = f"{option} is {shown(settings[option])}"
-            raise InputError(f"{where}: {given}, which this {name_of(name)} cannot compute; it can be {most}")
-    values = {ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings}
+            raise InputError(
+                f"{where}: {given}, which this {name_of(name)} cannot compute; it can be {most}"
+            )
+    values = {
+        ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings
+    }
     if "hidden_size" not in values or "vocab_size" not in values:
-        raise InputError(f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is of another model")
+        raise InputError(
+            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is of another model"
+        )
     values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
     usual = dataclasses.replace(model_size(family.usual), family=name)
     config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")
@@ -290,7 +349,11 @@ def fetch(url: str) -> Folder:
     def download(*more: str) -> Folder:
         patterns = [*_FILES, *more]
         return open_folder(
-            Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+            Path(
+                huggingface_hub.snapshot_download(
+                    name, revision=revision or None, allow_patterns=patterns
+                )
+            )
         )
 
     try:
@@ -318,36 +381,58 @@ def _usual_problem(head: Head, params: Params) -> str:
     return head.problem_types[0 if params["classifier"]["bias"].shape[0] == 1 else -1]
 
 
-def _task_settings(settings: Mapping[str, object], head: Head, params: Params, length: int, where: Path) -> Values:
+def _task_settings(
+    settings: Mapping[str, object], head: Head, params: Params, length: int, where: Path
+) -> Values:
     """Returns the settings of a task whose thresholds `save_hf` wrote; {} if there are none."""
     of_tasks = settings.get(_OF_TASKS)
-    of_task = of_tasks.get(_MULTILABEL) if head is MULTILABEL and isinstance(of_tasks, dict) else None
+    of_task = (
+        of_tasks.get(_MULTILABEL) if head is MULTILABEL and isinstance(of_tasks, dict) else None
+    )
     if not isinstance(of_task, dict) or "thresholds" not in of_task:
         return {}
     given, count = of_task["thresholds"], params["classifier"]["bias"].shape[0]
     numbers = given if isinstance(given, list) else []
-    if len(numbers) != count or not all(type(number) in (int, float) and 0 <= number <= 1e15 for number in numbers):
-        raise InputError(f"{where}: {_OF_TASKS}' thresholds {shown(given)} are not {count} numbers from 0 up")
-    return to_dict(TaskConfig(name=_MULTILABEL, max_seq_length=length, thresholds=",".join(map(repr, numbers))))
+    if len(numbers) != count or not all(
+        type(number) in (int, float) and 0 <= number <= 1e15 for number in numbers
+    ):
+        raise InputError(
+            f"{where}: {_OF_TASKS}' thresholds {shown(given)} are not {count} numbers from 0 up"
+        )
+    return to_dict(
+        TaskConfig(name=_MULTILABEL, max_seq_length=length, thresholds=",".join(map(repr, numbers)))
+    )
 
 
-def _labels(settings: Mapping[str, object], params: Params, where: Path, notes: list[str]) -> tuple[str, ...]:
+def _labels(
+    settings: Mapping[str, object], params: Params, where: Path, notes: list[str]
+) -> tuple[str, ...]:
     """Returns the names of the classes in their order; () if they are only numbers. Adds to the notes for the user."""
     num_classes = params["classifier"]["bias"].shape[0]
     names, numbers = settings.get("id2label"), settings.get("label2id")
-    of_numbers = {str(index): name for name, index in numbers.items()} if isinstance(numbers, dict) else {}
+    of_numbers = (
+        {str(index): name for name, index in numbers.items()} if isinstance(numbers, dict) else {}
+    )
     option = "id2label" if names else "label2id"
     names = names or of_numbers
     if not names:
         return ()
-    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(num_classes))):
-        raise InputError(f"{where}: {option} does not name the classes 0 to {num_classes - 1}; correct or remove it")
+    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(
+        map(str, range(num_classes))
+    ):
+        raise InputError(
+            f"{where}: {option} does not name the classes 0 to {num_classes - 1}; correct or remove it"
+        )
     if of_numbers and of_numbers != {str(index): name for index, name in names.items()}:
-        notes.append(f"{where}: label2id {shown(numbers)} is not what id2label {shown(names)} says, which is used")
+        notes.append(
+            f"{where}: label2id {shown(numbers)} is not what id2label {shown(names)} says, which is used"
+        )
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     if len(set(labels)) < len(labels):
         names = ", ".join(labels)[:80]
-        raise InputError(f"{where}: {option} has two classes of one name ({names}); rename one, or remove it")
+        raise InputError(
+            f"{where}: {option} has two classes of one name ({names}); rename one, or remove it"
+        )
     return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels
 
 

@@ -18,25 +18,36 @@ _PREFIXES = ("model.", "module.", "_orig_mod.", "0.auto_model.")
 
 def check_whole(folder: Folder) -> None:
     """Raises: InputError if a directory has an adapter or a variant of a model, or the model in a folder of its own."""
-    tensors = [name for name in folder.matching("*model*.*") if name.endswith((".safetensors", ".bin"))]
+    tensors = [
+        name for name in folder.matching("*model*.*") if name.endswith((".safetensors", ".bin"))
+    ]
     whole = any(re.fullmatch(r"(pytorch_)?model[^.]*\.\w+", name) for name in tensors)
     if ADAPTER in folder and not whole:
         base = folder.object(ADAPTER).get("base_model_name_or_path")
         fix = "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER)"
-        raise InputError(f"{folder.path} is a PEFT adapter of the model {shown(base)}; merge them, in Python {fix}")
+        raise InputError(
+            f"{folder.path} is a PEFT adapter of the model {shown(base)}; merge them, in Python {fix}"
+        )
     variants = fnmatch.filter(tensors, "*model.*.*")
     if variants and not whole:
-        raise InputError(f"{folder.path} has {variants[0]}, a variant, and no model.safetensors; rename it so")
+        raise InputError(
+            f"{folder.path} has {variants[0]}, a variant, and no model.safetensors; rename it so"
+        )
     if "0_Transformer" in folder.names and not whole:
         inner = folder / "0_Transformer"
-        raise InputError(f"{folder.path} is of sentence-transformers, with the model in a folder; give {inner}")
+        raise InputError(
+            f"{folder.path} is of sentence-transformers, with the model in a folder; give {inner}"
+        )
 
 
 def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool]) -> str:
     """Returns what a trainer put before every name; "" if nothing. `is_known` tells a model's names without it."""
     before = ""
     while names and not is_known(name.removeprefix(before) for name in names):
-        prefix = next((each for each in _PREFIXES if all(name.startswith(before + each) for name in names)), None)
+        prefix = next(
+            (each for each in _PREFIXES if all(name.startswith(before + each) for name in names)),
+            None,
+        )
         if prefix is None:
             return ""
         before += prefix
@@ -47,7 +58,9 @@ def find_extras(folder: Folder) -> list[str]:
     """Returns notes about files that are not used here: an adapter, and the classifier of SetFit."""
     notes = []
     if ADAPTER in folder:
-        notes.append(f"{folder / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
+        notes.append(
+            f"{folder / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied"
+        )
     if _HEAD_OF_SETFIT in folder:
         notes.append(
             f"{folder / _HEAD_OF_SETFIT}: a classifier of SetFit lies beside the model, and is not read, since a "

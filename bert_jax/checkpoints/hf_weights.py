@@ -38,19 +38,29 @@ def open_weights(
     strays = folder.matching("model-*-of-*.safetensors")
     others = [INDEX] if INDEX in folder else strays
     if WEIGHTS in folder and others:
-        raise InputError(f"{folder.path} has both {WEIGHTS} and shards ({others[0]}); remove those of another model")
+        raise InputError(
+            f"{folder.path} has both {WEIGHTS} and shards ({others[0]}); remove those of another model"
+        )
     if strays and INDEX not in folder:
         raise InputError(f"{folder.path} has {strays[0]} and no {INDEX}; copy it as well")
     with contextlib.ExitStack() as stack:
         if INDEX in folder or WEIGHTS in folder:
             name = folder / (INDEX if INDEX in folder else WEIGHTS)
-            streams = _open_shards(folder, stack) if INDEX in folder else [_open(folder, WEIGHTS, stack)]
+            streams = (
+                _open_shards(folder, stack) if INDEX in folder else [_open(folder, WEIGHTS, stack)]
+            )
             homes = {tensor: stream for stream in streams for tensor in stream.keys()}
-            shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
+            shapes = {
+                tensor: tuple(stream.get_slice(tensor).get_shape())
+                for tensor, stream in homes.items()
+            }
             read: Callable[[str], np.ndarray] = lambda tensor: _read(homes[tensor], tensor, name)  # noqa: E731
         else:
             name, arrays = _load_pickles(folder)
-            shapes, read = {key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__
+            shapes, read = (
+                {key: tuple(array.shape) for key, array in arrays.items()},
+                arrays.__getitem__,
+            )
         prefix = find_prefix(shapes, functools.partial(_has_words, family, name))
         shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
         yield name, *_without_ties(family, kind, shapes, lambda tensor: read(prefix + tensor), name)
@@ -58,7 +68,9 @@ def open_weights(
 
 def _has_words(family: str, where: Path, names: Iterable[str]) -> bool:
     """Returns whether the table of words is among a model's names."""
-    words = next(row.hf for row in table_of(family) if row.ours == "encoder/embeddings/word/embedding")
+    words = next(
+        row.hf for row in table_of(family) if row.ours == "encoder/embeddings/word/embedding"
+    )
     return words in canonical_names(names, "hf", where, family)
 
 
@@ -127,7 +139,9 @@ def _open_shards(folder: Folder, stack: contextlib.ExitStack) -> list[Any]:
         expected = {tensor for tensor, home in homes.items() if home == name}
         different = sorted(expected ^ set(streams[-1].keys()))
         if different:
-            raise InputError(f"{folder / name} and {INDEX} differ about {different[0]}; copy both from one place")
+            raise InputError(
+                f"{folder / name} and {INDEX} differ about {different[0]}; copy both from one place"
+            )
     return streams
 
 
@@ -144,7 +158,9 @@ def _load_pickles(folder: Folder) -> tuple[Path, Arrays]:
     """Returns the tensors of pytorch_model.bin, through torch's loader that runs no code."""
     path, index = folder / PICKLE, f"{PICKLE}.index.json"
     if PICKLE not in folder and index not in folder:
-        raise InputError(f"{folder.path} has no {WEIGHTS}, {INDEX} or {PICKLE}; copy the one that it came with")
+        raise InputError(
+            f"{folder.path} has no {WEIGHTS}, {INDEX} or {PICKLE}; copy the one that it came with"
+        )
     torch = import_torch(path)
     names = sorted(set(_weight_map(folder, index).values())) if index in folder else [PICKLE]
     arrays: Arrays = {}
@@ -154,7 +170,9 @@ def _load_pickles(folder: Folder) -> tuple[Path, Arrays]:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
             for key, tensor in tensors.items():
                 tensor = tensor.detach()  # a Parameter has a gradient
-                arrays[str(key)] = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+                arrays[str(key)] = (
+                    tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+                )
     return path, arrays
 
 
@@ -170,7 +188,11 @@ def import_torch(path: str | Path) -> ModuleType:
 
 
 def _without_ties(
-    family: str, kind: str, shapes: dict[str, tuple[int, ...]], read: Callable[[str], np.ndarray], where: Path
+    family: str,
+    kind: str,
+    shapes: dict[str, tuple[int, ...]],
+    read: Callable[[str], np.ndarray],
+    where: Path,
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """Returns shapes and reader without the output table and bias that repeat others.
 
@@ -184,6 +206,8 @@ def _without_ties(
         if copy in names and original not in names:
             aliases[original] = names[copy]
         elif copy in names and not np.array_equal(read(names[copy]), read(names[original])):
-            raise InputError(f"{where}: {names[copy]} differs from {names[original]}, and here they are one table")
+            raise InputError(
+                f"{where}: {names[copy]} differs from {names[original]}, and here they are one table"
+            )
     shapes = shapes | {original: shapes[copy] for original, copy in aliases.items()}
     return shapes, lambda name: read(aliases.get(name, name))

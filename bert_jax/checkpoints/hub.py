@@ -17,7 +17,9 @@ def parse_url(url: str, revision: str = "") -> tuple[str, str]:
     """
     name, _, inside = url.removeprefix("hf://").partition("@")
     if not _NAME.fullmatch(name) or len(name) > 96 or "--" in name or ".." in name:
-        raise InputError(f"{url} names no repository of the hub; write hf://ORG/NAME, of letters, digits, - _ and .")
+        raise InputError(
+            f"{url} names no repository of the hub; write hf://ORG/NAME, of letters, digits, - _ and ."
+        )
     if inside and revision and inside != revision:
         raise InputError(f"{url} and --revision={revision} name two revisions; give one of them")
     return name, inside or revision
@@ -28,7 +30,9 @@ def import_hub(url: str) -> Any:
     try:
         import huggingface_hub.errors
     except ImportError:
-        raise InputError(f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or give a directory") from None
+        raise InputError(
+            f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or give a directory"
+        ) from None
     return huggingface_hub
 
 
@@ -41,7 +45,9 @@ def check_upload(url: str, revision: str) -> None:
     huggingface_hub = import_hub(url)
     if not huggingface_hub.get_token():
         page = f"{huggingface_hub.HfApi().endpoint}/settings/tokens"
-        raise InputError(f"{url} needs a token that may write; make one at {page}, and log in by `hf auth login`")
+        raise InputError(
+            f"{url} needs a token that may write; make one at {page}, and log in by `hf auth login`"
+        )
 
 
 def upload_model(directory: Path, url: str, revision: str, message: str, private: bool) -> str:
@@ -61,14 +67,19 @@ def upload_model(directory: Path, url: str, revision: str, message: str, private
             api.create_branch(name, branch=revision, exist_ok=True)
         return str(
             api.upload_folder(
-                repo_id=name, folder_path=directory, revision=revision or None, commit_message=message
+                repo_id=name,
+                folder_path=directory,
+                revision=revision or None,
+                commit_message=message,
             ).commit_url
         )
     except huggingface_hub.errors.HfHubHTTPError as error:
         raise _refused(url, error) from None
     except Exception as error:  # noqa: BLE001 - errors of the network have no type in common over its versions
         reason = one_line(error)[:200]
-        raise InputError(f"cannot upload to {url}: {reason}; check the network and {api.endpoint}") from None
+        raise InputError(
+            f"cannot upload to {url}: {reason}; check the network and {api.endpoint}"
+        ) from None
 
 
 def _refused(url: str, error: Exception) -> InputError:
@@ -76,7 +87,13 @@ def _refused(url: str, error: Exception) -> InputError:
     status = getattr(getattr(error, "response", None), "status_code", 0)
     reason = one_line(Exception(getattr(error, "server_message", None) or error))[:200]
     if status == 401:
-        return InputError(f"the hub does not know the token for {url} ({reason}); log in again: hf auth login")
+        return InputError(
+            f"the hub does not know the token for {url} ({reason}); log in again: hf auth login"
+        )
     if status == 403:
-        return InputError(f"the token may not write to {url} ({reason}); use one with write access, or another ORG")
-    return InputError(f"the hub refused {url} with status {status} ({reason}); what was there before is unchanged")
+        return InputError(
+            f"the token may not write to {url} ({reason}); use one with write access, or another ORG"
+        )
+    return InputError(
+        f"the hub refused {url} with status {status} ({reason}); what was there before is unchanged"
+    )

@@ -46,12 +46,18 @@ class Records:
     trained: Mapping[str, int] = field(default_factory=dict)  # step, sequences, tokens, words
     run: Values = field(default_factory=dict)  # the settings of the run
     about: JsonObject = field(default_factory=dict)  # as `training.about.record_of_run` returns it
-    heldout: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation, with its step
+    # metrics of the last evaluation, with its step
+    heldout: Mapping[str, float] = field(default_factory=dict)
     results: JsonObject = field(default_factory=dict)  # results.json of fine-tuning
 
 
 def gather_records(
-    source: Resolved, model: Values, task: str, parameters: int, labels: Sequence[str], trained: Mapping[str, int]
+    source: Resolved,
+    model: Values,
+    task: str,
+    parameters: int,
+    labels: Sequence[str],
+    trained: Mapping[str, int],
 ) -> Records:
     """Returns the records of a model: a work directory, its revision WORKDIR@STEP, or a model inside it.
 
@@ -70,8 +76,12 @@ def gather_records(
         more = replace(records, **{part: value})
         try:
             model_card(more)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not as it was written
-            print(f"warning: {workdir}/{name} is damaged ({one_line(error)}); the card leaves it out", file=sys.stderr)
+        # not as it was written
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            print(
+                f"warning: {workdir}/{name} is damaged ({one_line(error)}); the card leaves it out",
+                file=sys.stderr,
+            )
         else:
             records = more
     return records
@@ -100,11 +110,17 @@ def _evaluation(path: str, step: int | None) -> dict[str, float]:
     """Returns the last evaluation until a step, of all steps if it is None; {} if there is none."""
     metrics: dict[str, float] = {}
     with contextlib.suppress(OSError, InputError):
-        for line in Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 record = json.loads(line)
                 if record["kind"] == "eval" and (step is None or record["step"] <= step):
-                    metrics = {name: value for name, value in record.items() if name not in ("kind", "time", "phase")}
+                    metrics = {
+                        name: value
+                        for name, value in record.items()
+                        if name not in ("kind", "time", "phase")
+                    }
     return metrics
 
 
@@ -131,7 +147,8 @@ def _metadata(records: Records, library: str) -> str:
     if pipeline:
         lines.append(f"pipeline_tag: {pipeline}")
     languages = sorted(
-        {str(data.get("options", {}).get("language", "")) for data in records.about.get("data", [])} - {""}
+        {str(data.get("options", {}).get("language", "")) for data in records.about.get("data", [])}
+        - {""}
     )
     if languages:
         lines += ["language:", *(f"- {json.dumps(language)}" for language in languages)]
@@ -141,7 +158,11 @@ def _metadata(records: Records, library: str) -> str:
 def _summary(records: Records) -> str:
     layers, hidden = records.model.get("num_layers", 0), records.model.get("hidden_size", 0)
     what = f"A BERT of {layers} layers, hidden size {hidden}, {records.parameters:,} parameters"
-    kind = f"fine-tuned for {records.task.replace('_', ' ')}" if records.labels or records.results else "pre-trained"
+    kind = (
+        f"fine-tuned for {records.task.replace('_', ' ')}"
+        if records.labels or records.results
+        else "pre-trained"
+    )
     step = records.trained.get("step")
     return f"{what}, {kind} by bert_jax{f' for {step:,} steps' if step is not None else ''}."
 
@@ -174,43 +195,69 @@ def _model(records: Records) -> list[tuple[str, object]]:
     if length := _trained_positions(records):
         rows.append(("positions that were trained", f"the first {length:,}, the length of a row"))
     labels = ", ".join(records.labels[:50]) + (", ..." if len(records.labels) > 50 else "")
-    return [("parameters", records.parameters), *rows, ("labels", labels), ("tokens in transformers", _TOKENS)]
+    return [
+        ("parameters", records.parameters),
+        *rows,
+        ("labels", labels),
+        ("tokens in transformers", _TOKENS),
+    ]
 
 
 def _trained_positions(records: Records) -> int:
     """Returns the length of the longest rows of pre-training, if the model has more positions; or else 0."""
     if not records.run.get("masking") or records.run.get("init_checkpoint"):
         return 0
-    longest = max((data.get("row", {}).get("length", 0) for data in records.about.get("data", [])), default=0)
+    longest = max(
+        (data.get("row", {}).get("length", 0) for data in records.about.get("data", [])), default=0
+    )
     return longest if longest < records.model.get("max_positions", 0) else 0
 
 
 def _training(records: Records) -> list[tuple[str, object]]:
     run, trained = records.run, records.trained
-    train, optimizer, masking, data = (run.get(name, {}) for name in ("train", "optimizer", "masking", "data"))
+    train, optimizer, masking, data = (
+        run.get(name, {}) for name in ("train", "optimizer", "masking", "data")
+    )
     rows: list[tuple[str, object]] = [("objective", _objective(records))]
     if optimizer:
         rate = optimizer.get("learning_rate")
         warmup = f"{optimizer['warmup_steps']:,} steps" if optimizer.get("warmup_steps") else ""
         warmup = warmup or (
-            f"{optimizer['warmup_rate']:.0%} of the steps" if optimizer.get("warmup_rate") else "no steps"
+            f"{optimizer['warmup_rate']:.0%} of the steps"
+            if optimizer.get("warmup_rate")
+            else "no steps"
         )
         rows += [
             ("optimizer", f"{optimizer.get('name')}, weight decay {optimizer.get('weight_decay')}"),
-            ("schedule", f"learning rate {rate:g} after a warm-up of {warmup}, {_decay(optimizer)}" if rate else ""),
+            (
+                "schedule",
+                f"learning rate {rate:g} after a warm-up of {warmup}, {_decay(optimizer)}"
+                if rate
+                else "",
+            ),
         ]
-    length = train.get("num_steps") or (f"{train['num_epochs']} epochs" if "num_epochs" in train else "")
+    length = train.get("num_steps") or (
+        f"{train['num_epochs']} epochs" if "num_epochs" in train else ""
+    )
     rows += [
         ("steps of the schedule", length),
         ("rows of a batch", data.get("batch_size")),
         ("seed", train.get("seed")),
     ]
     if (second := run.get("phase2", {})).get("num_steps"):
-        more = {name: second[name] for name in ("batch_size", "learning_rate", "max_predictions") if second.get(name)}
+        more = {
+            name: second[name]
+            for name in ("batch_size", "learning_rate", "max_predictions")
+            if second.get(name)
+        }
         changes = ", ".join(f"{name} {value}" for name, value in more.items())
-        rows.append(("second phase", f"{second['num_steps']:,} steps{', ' if changes else ''}{changes}"))
+        rows.append(
+            ("second phase", f"{second['num_steps']:,} steps{', ' if changes else ''}{changes}")
+        )
     rows.append(("started from", _name_of(str(run.get("init_checkpoint") or ""))))
-    rows += [(f"{name} seen" if name != "step" else "steps taken", trained[name]) for name in trained]
+    rows += [
+        (f"{name} seen" if name != "step" else "steps taken", trained[name]) for name in trained
+    ]
     return rows
 
 
@@ -239,12 +286,22 @@ def _objective(records: Records) -> str:
         unit = f"n-grams of up to {masking['max_ngram']} words"
     how = "the same in every epoch" if masking.get("static") else "drawn anew in every epoch"
     rate, limit = masking.get("rate", 0), masking.get("max_predictions", 0)
-    length = next((data.get("row", {}).get("length", 0) for data in records.about.get("data", [])), 0)
+    length = next(
+        (data.get("row", {}).get("length", 0) for data in records.about.get("data", [])), 0
+    )
     share = f"{limit / length:.1%}" if 0 < limit < round(rate * length) else f"{rate:.0%}"
     line = f"masked language model: {share} of tokens, {unit} masked, {how}"
     line += f", at most {limit} a sequence" if limit else ""
-    line += f"; {masking['causal_rate']:.1%} of rows from left to right" if masking.get("causal_rate") else ""
-    return line + ("; next sentence prediction" if train.get("next_sentence") else "; no next sentence prediction")
+    line += (
+        f"; {masking['causal_rate']:.1%} of rows from left to right"
+        if masking.get("causal_rate")
+        else ""
+    )
+    return line + (
+        "; next sentence prediction"
+        if train.get("next_sentence")
+        else "; no next sentence prediction"
+    )
 
 
 def _data(records: Records) -> list[tuple[str, object]]:
@@ -259,7 +316,8 @@ def _data(records: Records) -> list[tuple[str, object]]:
         for split, label in (("train", ""), ("heldout", "held-out ")):
             values = splits.get(split, {})
             rows += [
-                (f"{phase}{label}{name}", values.get(name)) for name in ("documents", "tokens", "sequences", "rows")
+                (f"{phase}{label}{name}", values.get(name))
+                for name in ("documents", "tokens", "sequences", "rows")
             ]
         rows.append((f"{phase}tokens of a row", row.get("length")))
         packed = row.get("max_sequences", 1)
@@ -283,9 +341,15 @@ def _inputs(inputs: JsonObject) -> str:
     names = list(inputs.get("names", ()))
     if not names:
         return ""
-    listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+    listed = ", ".join(names[:_MOST_NAMES]) + (
+        f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
+    )
     files = inputs.get("files", 0)
-    return f"{listed} ({files:,} file{'s' * (files > 1)}, {inputs.get('bytes', 0):,} bytes)" if files else listed
+    return (
+        f"{listed} ({files:,} file{'s' * (files > 1)}, {inputs.get('bytes', 0):,} bytes)"
+        if files
+        else listed
+    )
 
 
 def _scores(records: Records) -> list[tuple[str, object]]:
@@ -300,7 +364,9 @@ def _scores(records: Records) -> list[tuple[str, object]]:
     for name, label in _SCORES.items():
         if name in heldout and not (name == "loss" and "mlm_loss" in heldout):
             value = float(heldout[name])
-            rows.append((f"held-out {label}", f"{value:.1%}" if name in _PERCENT else f"{value:.4f}"))
+            rows.append(
+                (f"held-out {label}", f"{value:.1%}" if name in _PERCENT else f"{value:.4f}")
+            )
     if rows and "step" in heldout:
         rows.append(("step of these scores", int(heldout["step"])))
     return rows
@@ -308,4 +374,7 @@ def _scores(records: Records) -> list[tuple[str, object]]:
 
 def _software(records: Records) -> list[tuple[str, object]]:
     software = records.about.get("software", {})
-    return [*((name, str(version)) for name, version in software.items()), ("devices", records.about.get("devices"))]
+    return [
+        *((name, str(version)) for name, version in software.items()),
+        ("devices", records.about.get("devices")),
+    ]

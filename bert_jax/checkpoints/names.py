@@ -35,9 +35,11 @@ class Imported(NamedTuple):
     params: Params  # float32 on the host; the parts that the source has, and no others
     tokenizer: Tokenizer
     task: str  # of the head, one of `HEADS`
-    labels: tuple[str, ...]  # the names of a classifier's classes, in their order; () if the source names none
+    # the names of a classifier's classes, in their order; () if the source names none
+    labels: tuple[str, ...]
     notes: tuple[str, ...]  # lines that the user should see
-    problem: str = ""  # Hugging Face's problem_type, if it does not follow from the number of outputs
+    # Hugging Face's problem_type, if it does not follow from the number of outputs
+    problem: str = ""
     task_settings: Mapping[str, Any] = types.MappingProxyType({})  # as those of `Pretrained`
 
 
@@ -80,11 +82,20 @@ def canonical_names(
             if module in idle:
                 continue
             module = renamed.get(module, module)
-            canonical = module + dot + (_OLD_LEAVES.get(leaf, leaf) if module.endswith("LayerNorm") else leaf)
-            if re.match(r"(embeddings|embeddings_project|encoder|pooler|transformer|layers|final_norm)\.", canonical):
+            canonical = (
+                module
+                + dot
+                + (_OLD_LEAVES.get(leaf, leaf) if module.endswith("LayerNorm") else leaf)
+            )
+            if re.match(
+                r"(embeddings|embeddings_project|encoder|pooler|transformer|layers|final_norm)\.",
+                canonical,
+            ):
                 canonical = f"{of.base}.{canonical}"
         if canonical in known:
-            raise InputError(f"{where}: {known[canonical]} and {name} are two names of one tensor; remove one of them")
+            raise InputError(
+                f"{where}: {known[canonical]} and {name} are two names of one tensor; remove one of them"
+            )
         known[canonical] = name
     return known
 
@@ -110,8 +121,11 @@ def to_params(
     """
     names = canonical_names(shapes, form, where, config.family, kind)
     if config.num_layers > len(names):
-        layers = f"the {config.num_layers} layers of the configuration beside it"  # maybe more than memory can hold
-        raise InputError(f"{where} has {len(names)} tensors, too few for {layers}; take both from one place")
+        # maybe more than memory can hold
+        layers = f"the {config.num_layers} layers of the configuration beside it"
+        raise InputError(
+            f"{where} has {len(names)} tensors, too few for {layers}; take both from one place"
+        )
     bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").names(form, 0)[0])
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
@@ -126,10 +140,13 @@ def to_params(
         for name in wanted[row.ours]:
             if tuple(shapes[names[name]]) != shape:
                 given = f"{names[name]} has shape {tuple(shapes[names[name]])}"
-                raise InputError(f"{where}: {given}, the configuration beside it {shape}; take both from one place")
+                raise InputError(
+                    f"{where}: {given}, the configuration beside it {shape}; take both from one place"
+                )
 
     flat = {row.ours: np.zeros(expected[row.ours].shape, np.float32) for row in rows}
-    targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}  # by tensor: views of the arrays that it fills
+    # by tensor: views of the arrays that it fills
+    targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}
     for row in rows:
         array = flat[row.ours]
         slices = [array[i] for i in range(len(array))] if is_stacked(row.ours) else [array]
@@ -138,7 +155,9 @@ def to_params(
     for name, of_tensor in targets.items():
         whole = read(names[name])
         if not jnp.issubdtype(whole.dtype, jnp.floating):
-            raise InputError(f"{where}: {names[name]} holds {whole.dtype}; save a quantized model in floating point")
+            raise InputError(
+                f"{where}: {names[name]} holds {whole.dtype}; save a quantized model in floating point"
+            )
         for row, target in of_tensor:
             number, pieces = row.piece
             value = np.split(whole, pieces)[number]
@@ -160,7 +179,9 @@ def _parts_of(wanted: Mapping[str, Sequence[str]], names: Collection[str]) -> se
     own = {part: {name for name in there if counts[name] == 1} for part, there in of_parts.items()}
     present = {part for part in of_parts if own[part] & set(names)} | {"encoder"}
     taken = {name for part in present for name in of_parts[part]}
-    return present | {part for part, there in of_parts.items() if not own[part] and there & set(names) - taken}
+    return present | {
+        part for part, there in of_parts.items() if not own[part] and there & set(names) - taken
+    }
 
 
 def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
@@ -170,13 +191,18 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
     pieces: dict[str, list[np.ndarray]] = {}
     for ours in sorted(flat, key=lambda ours: rows[ours].piece if ours in rows else (0, 0)):
         if ours not in rows:
-            raise InputError(f"{ours} is a parameter of an own head or a probe, which has no name there; it stays here")
+            raise InputError(
+                f"{ours} is a parameter of an own head or a probe, which has no name there; it stays here"
+            )
         row, array = rows[ours], np.asarray(flat[ours], np.float32)
         names = row.names(form, config.num_layers * is_stacked(ours))
         for part, name in zip(array if is_stacked(ours) else [array], names, strict=True):
             part = part[: config.vocab_size] if row.kind == "vocab" else part
             pieces.setdefault(name, []).append(part.T if row.is_flipped(form) else part)
-    return {name: np.ascontiguousarray(np.concatenate(of) if len(of) > 1 else of[0]) for name, of in pieces.items()}
+    return {
+        name: np.ascontiguousarray(np.concatenate(of) if len(of) > 1 else of[0])
+        for name, of in pieces.items()
+    }
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Where) -> None:
@@ -219,7 +245,9 @@ def unflatten(flat: Mapping[str, PyTree]) -> Params:
     return params
 
 
-def _their_shape(row: Parameter, form: Form, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+def _their_shape(
+    row: Parameter, form: Form, shape: tuple[int, ...], config: ModelConfig
+) -> tuple[int, ...]:
     shape = shape[1:] if is_stacked(row.ours) else shape
     shape = (config.vocab_size, *shape[1:]) if row.kind == "vocab" else shape
     shape = shape[::-1] if row.is_flipped(form) else shape
@@ -237,7 +265,9 @@ def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Wh
         lacks = f"lacks {len(missing)} tensors of this model: {_listed(missing)}"
         more = f"holds {len(unknown)} tensors that this model has no place for: {_listed(unknown)}"
         problems = " and ".join([lacks] * bool(missing) + [more] * bool(unknown))
-        raise InputError(f"{where} {problems}; it is another kind of model, or its configuration is not its own")
+        raise InputError(
+            f"{where} {problems}; it is another kind of model, or its configuration is not its own"
+        )
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

@@ -10,7 +10,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
+from bert_jax.checkpoints.arrays import (
+    ArrayTable,
+    check_arrays,
+    describe,
+    restore_tree,
+    save_tree,
+    state_bytes,
+)
 from bert_jax.checkpoints.hf import fetch, load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
@@ -49,11 +56,15 @@ class Pretrained:
     params: Params
     tokenizer: Tokenizer
     task: str = "pretraining"  # name of the head, one of model.heads.table.HEADS or a user's own
-    labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
+    # of a classifier, in the order of its classes; () where they have no names
+    labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
-    task_settings: Values = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
-    trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
-    problem: str = ""  # Hugging Face's problem_type, if it does not follow from the number of outputs
+    # settings.finetuning.TaskConfig of a fine-tuned model
+    task_settings: Values = field(default_factory=dict)
+    # if known: step, and the sequences, tokens and words so far
+    trained: dict[str, int] = field(default_factory=dict)
+    # Hugging Face's problem_type, if it does not follow from the number of outputs
+    problem: str = ""
 
     @functools.cached_property
     def prepared(self) -> Params:
@@ -80,9 +91,16 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
     writing there, or the write fails.
     """
     check_no_pattern(to_place(directory))
-    params = jax.tree.map(lambda leaf: leaf if leaf.dtype == np.float32 else leaf.astype(np.float32), bert.params)
+    params = jax.tree.map(
+        lambda leaf: leaf if leaf.dtype == np.float32 else leaf.astype(np.float32), bert.params
+    )
     with new_directory(directory, lambda there: replace and (there / SEAL).exists()) as temporary:
-        about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
+        about = {
+            "format": 1,
+            "model": to_dict(bert.config),
+            "task": bert.task,
+            "labels": list(bert.labels),
+        }
         about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
         about |= {"trained": bert.trained} if bert.trained else {}
         about |= {"problem": bert.problem} if bert.problem else {}
@@ -115,7 +133,9 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
     that is not a model stays. Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
     path = revision_path(workdir, bert.trained["step"])
-    if not this_job().first_does("look at a revision", lambda: is_taken(path) and not (path / SEAL).exists()):
+    if not this_job().first_does(
+        "look at a revision", lambda: is_taken(path) and not (path / SEAL).exists()
+    ):
         leave_pretrained(bert, path, f"the revision {path}")
 
 
@@ -128,7 +148,10 @@ def read_pretrained(source: Resolved) -> Pretrained:
         imported = load_hf(folder)
     else:
         imported = load_tf1(folder, "" if source.place == folder.path else source.place.name)
-    params, settings = jax.tree.map(jax.numpy.asarray, imported.params), dict(imported.task_settings)
+    params, settings = (
+        jax.tree.map(jax.numpy.asarray, imported.params),
+        dict(imported.task_settings),
+    )
     return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})
 
 
@@ -150,7 +173,9 @@ def _load_own(source: Resolved) -> Pretrained:
     is_model = source.expect("model") == "model"
     if isinstance(source.place, Path):
         return _load_directory(source.folder(), None if is_model else source.place)
-    folder = open_folder(local_directory(source.place, () if is_model else ("config.json", "tokenizer/")))
+    folder = open_folder(
+        local_directory(source.place, () if is_model else ("config.json", "tokenizer/"))
+    )
     try:
         return _load_directory(folder, None if is_model else source.place)
     except InputError as error:
@@ -167,14 +192,17 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
         if not config.vocab_size:
-            raise InputError("model.vocab_size is 0 or missing, and a trained model has words; copy the file again")
+            raise InputError(
+                "model.vocab_size is 0 or missing, and a trained model has words; copy the file again"
+            )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
     tokenizer = read_tokenizer(folder.inside("tokenizer"))
     fingerprint = tokenizer.fingerprint
     _check_tokenizer(path, fingerprint, about.get("tokenizer"))
-    if task == TOKENS.name and about.get("task_settings"):  # models of version 0.3 had the blank without saying so
+    # models of version 0.3 had the blank without saying so
+    if task == TOKENS.name and about.get("task_settings"):
         tokenizer = tokenizer.with_blanks()
     if workdir is None:
         problem = find_damage(path)
@@ -191,17 +219,31 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, fingerprint, sealed.get("tokenizer"))
         trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
-    num_classes = len(params["classifier"]["bias"]) if "classifier" in params and task in HEADS else len(labels)
+    num_classes = (
+        len(params["classifier"]["bias"])
+        if "classifier" in params and task in HEADS
+        else len(labels)
+    )
     if labels and len(labels) != num_classes:
-        raise InputError(f"{where} names {len(labels)} classes, and the classifier has {num_classes}; correct labels")
-    rest = {"task_settings": about.get("task_settings", {}), "trained": trained, "problem": about.get("problem", "")}
+        raise InputError(
+            f"{where} names {len(labels)} classes, and the classifier has {num_classes}; correct labels"
+        )
+    rest = {
+        "task_settings": about.get("task_settings", {}),
+        "trained": trained,
+        "problem": about.get("problem", ""),
+    }
     return Pretrained(config, params, tokenizer, task, tuple(labels), **rest)
 
 
 def _read_checkpoint(config: ModelConfig, task: str, path: Place) -> tuple[Params, JsonObject]:
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
-    flat = {key.removeprefix("params/"): spec for key, spec in sealed["arrays"].items() if key.startswith("params/")}
+    flat = {
+        key.removeprefix("params/"): spec
+        for key, spec in sealed["arrays"].items()
+        if key.startswith("params/")
+    }
     abstract = {"params": _abstract(path, config, task, flat)}
     return restore_tree(state_place(path, sealed), abstract, alone=True)["params"], sealed
 
@@ -225,8 +267,12 @@ def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) 
     own = parts & {"probe", "projection"} if task in HEADS else parts - {"encoder", "pooler"}
     every = {name: leaf for name, leaf in every.items() if part_of(name) not in own}
     unknown = {name: about for name, about in arrays.items() if part_of(name) in own}
-    every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in unknown.items()}
+    every |= {
+        name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in unknown.items()
+    }
     abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})
     check_arrays(where, arrays, describe(abstract))
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract
+    )

@@ -52,7 +52,9 @@ def set_aside(path: Place) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     os.utime(aside)
-    for older in sorted(aside.parent.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)[:-KEPT_DAMAGED]:
+    for older in sorted(aside.parent.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)[
+        :-KEPT_DAMAGED
+    ]:
         shutil.rmtree(older, ignore_errors=True)
 
 
@@ -67,7 +69,9 @@ def _set_aside_remote(path: RemotePath) -> None:
             older.delete_all()
 
 
-def sweep_checkpoints(directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]) -> None:
+def sweep_checkpoints(
+    directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]
+) -> None:
     """Finishes the deletion of checkpoints that a killed run was deleting.
 
     `checkpoints` are the directory's, oldest first. An incomplete one that is older than a complete one was

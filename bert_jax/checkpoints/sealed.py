@@ -34,7 +34,9 @@ _SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number
 _SEAL = schema.record(
     {
         "files": schema.map_of(_FILE, key=schema.file_name),
-        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.integer(0, 2**31 - 1)))),
+        "arrays": schema.map_of(
+            schema.tuple_of(schema.text(), schema.list_of(schema.integer(0, 2**31 - 1)))
+        ),
     },
     {
         "notes": schema.record(
@@ -67,12 +69,17 @@ def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
         files = _objects(directory, below)
     else:
         files = {
-            str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            str(path.relative_to(directory)): {
+                "bytes": path.stat().st_size,
+                "sha256": _digest(path),
+            }
             for path in sorted(directory.rglob("*"))
             if path.is_file() and path != directory / SEAL
         }
     if not files:
-        raise InputError(f"{directory} has no file to seal: something else moved it; let one run alone use its workdir")
+        raise InputError(
+            f"{directory} has no file to seal: something else moved it; let one run alone use its workdir"
+        )
     if isinstance(directory, Path):
         for path in (directory.parent, directory, *directory.rglob("*")):
             sync(path)
@@ -100,7 +107,9 @@ def read_seal(directory: Place) -> JsonObject:
     except (KeyError, RecursionError):  # something is nested too deep
         same = False
     if not same:
-        raise InputError(f"{directory / SEAL} is damaged: it has another digest than when it was written")
+        raise InputError(
+            f"{directory / SEAL} is damaged: it has another digest than when it was written"
+        )
     return content
 
 
@@ -117,7 +126,11 @@ def _digest_of(content: Mapping[str, object]) -> str:
 
 def _objects(directory: RemotePath, below: str) -> dict[str, Checksums]:
     """Returns the objects below a prefix with the store's checksums, for a seal; computed where the store has none."""
-    objects = {name: about for name, about in directory.listing().items() if name != SEAL and name.startswith(below)}
+    objects = {
+        name: about
+        for name, about in directory.listing().items()
+        if name != SEAL and name.startswith(below)
+    }
     for name, about in objects.items():
         if about.keys() == {"bytes"}:
             about["sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
@@ -154,7 +167,11 @@ def find_damage(directory: Place) -> str | None:
                 return f"file {name} is missing"
             if actual != size:
                 return f"file {name} has {actual} bytes in place of {size}"
-            if any(_DIGESTS[kind](path) != value for kind, value in expected.items() if kind in _DIGESTS):
+            if any(
+                _DIGESTS[kind](path) != value
+                for kind, value in expected.items()
+                if kind in _DIGESTS
+            ):
                 return f"file {name} has another checksum than when it was written"
         except FileNotFoundError:  # deleted meanwhile
             return f"file {name} is missing"
@@ -195,7 +212,8 @@ def _find_changed(directory: RemotePath, files: dict[str, Checksums]) -> str | N
             return f"file {name} has {actual['bytes']} bytes in place of {expected['bytes']}"
         actual |= {"md5": actual["etag"]} if "md5" in expected and "etag" in actual else {}
         kinds = [kind for kind in expected if kind != "bytes"]
-        if kinds and not any(kind in actual for kind in kinds):  # it was copied from another kind of place
+        # it was copied from another kind of place
+        if kinds and not any(kind in actual for kind in kinds):
             with scratch(directory) as folder:
                 copy = Path(folder, "object")
                 copy.write_bytes((directory / name).read_bytes())
@@ -222,7 +240,8 @@ def checkpoint_steps(directory: Place) -> list[int]:
     """Returns the steps of the checkpoints in a directory, damaged or not, in ascending order."""
     if isinstance(directory, Path) and not directory.is_dir():
         return []
-    paths = [path for path in directory.iterdir() if re.fullmatch("[0-9]{8,}", path.name)]  # others are not ours
+    # others are not ours
+    paths = [path for path in directory.iterdir() if re.fullmatch("[0-9]{8,}", path.name)]
     return sorted(int(path.name) for path in paths if isinstance(path, RemotePath) or path.is_dir())
 
 
@@ -261,6 +280,9 @@ def read_newest(directory: Place, read: Callable[[Place], Read]) -> tuple[Read, 
             if (path / SEAL).exists() or attempt == _ATTEMPTS - 1:
                 raise
             continue
-        if (path / SEAL).exists():  # checkpoints are renamed before they are deleted, so the read was complete
+        # checkpoints are renamed before they are deleted, so the read was complete
+        if (path / SEAL).exists():
             return result, passed_over
-    raise InputError(f"checkpoints of {directory} are deleted while they are read; try again when the run is over")
+    raise InputError(
+        f"checkpoints of {directory} are deleted while they are read; try again when the run is over"
+    )

@@ -28,8 +28,12 @@ from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.writing import write_json
 
 _ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
-_LENGTHS = (_LENGTH, *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")))
-_OWN = r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:\w+\.)*(\w+)"  # types of modules
+_LENGTHS = (
+    _LENGTH,
+    *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")),
+)
+# types of modules
+_OWN = r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:\w+\.)*(\w+)"
 _KINDS = ("Transformer", "Pooling", "Dropout", "Dense", "Normalize")
 # Ours -> pooling_mode_* before version 6, where several stand in this order, and the name since.
 _POOLINGS = {
@@ -41,9 +45,22 @@ _POOLINGS = {
     "last": ("lasttoken", "lasttoken"),
 }
 _OLD = {f"pooling_mode_{old}": ours for ours, (old, _) in _POOLINGS.items()}
-_POOLING_OPTIONS = ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *_OLD)
+_POOLING_OPTIONS = (
+    "word_embedding_dimension",
+    "embedding_dimension",
+    "pooling_mode",
+    "include_prompt",
+    *_OLD,
+)
 _NAMES_OF_FEATURES = ("module_input_name", "module_output_name")
-_DENSE_OPTIONS = ("in_features", "out_features", "bias", "activation_function", "use_residual", *_NAMES_OF_FEATURES)
+_DENSE_OPTIONS = (
+    "in_features",
+    "out_features",
+    "bias",
+    "activation_function",
+    "use_residual",
+    *_NAMES_OF_FEATURES,
+)
 _ACTIVATIONS = {
     "tanh": "torch.nn.modules.activation.Tanh",
     "relu": "torch.nn.modules.activation.ReLU",
@@ -58,9 +75,12 @@ _QUERY, _PASSAGES = (
 _SENTENCE = "sentence_embedding"  # the feature that modules pass on
 _FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 _ARGUMENTS = tuple(
-    f"{of}_{kind}" for of in ("model", "tokenizer", "processor", "config") for kind in ("args", "kwargs")
+    f"{of}_{kind}"
+    for of in ("model", "tokenizer", "processor", "config")
+    for kind in ("args", "kwargs")
 )
-_HARMLESS = {"trust_remote_code", "attn_implementation", "add_pooling_layer"}  # of these, for vectors
+# of these, for vectors
+_HARMLESS = {"trust_remote_code", "attn_implementation", "add_pooling_layer"}
 _ALONE = f"to use its model alone, remove {MODULES} from a copy"
 
 
@@ -79,7 +99,11 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
 
     Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
-    home = open_folder(folder.path.parent) if re.fullmatch(r"\d+_Transformer", folder.path.name) else folder
+    home = (
+        open_folder(folder.path.parent)
+        if re.fullmatch(r"\d+_Transformer", folder.path.name)
+        else folder
+    )
     if MODULES not in home:
         return None
     about = home.object(_ABOUT)
@@ -88,26 +112,39 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
     if not folders:
         return None
     if model_type not in (None, "SentenceTransformer"):
-        raise InputError(f"{home / _ABOUT}: model_type {shown(model_type)} cannot be computed here; {_ALONE}")
+        raise InputError(
+            f"{home / _ABOUT}: model_type {shown(model_type)} cannot be computed here; {_ALONE}"
+        )
     prompts, notes = _prompts(about, home / _ABOUT)
     kind = about.get("similarity_fn_name")
     if kind not in (None, "cosine", "dot" if "Normalize" in folders else None):
-        notes.append(f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here")
+        notes.append(
+            f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here"
+        )
     kept = about.get("truncate_dim")
     if kept is not None and (type(kept) is not int or kept < 1):
-        raise InputError(f"{home / _ABOUT}: truncate_dim {shown(kept)} is not a number of dimensions; correct it")
+        raise InputError(
+            f"{home / _ABOUT}: truncate_dim {shown(kept)} is not a number of dimensions; correct it"
+        )
     poolings = _poolings(folders["Pooling"], any(prompts.values()))
     size = model.hidden_size * len(poolings)
     dense, params = _dense(folders["Dense"], size) if "Dense" in folders else ({}, {})
     if params:
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
-    options = {"pooling": ",".join(poolings), "normalize": "Normalize" in folders, **dense, **prompts}
+    options = {
+        "pooling": ",".join(poolings),
+        "normalize": "Normalize" in folders,
+        **dense,
+        **prompts,
+    }
     embedding = EmbeddingConfig(**options)
     if kept is not None and kept < embedding.vector_size(model.hidden_size):
         embedding = dataclasses.replace(embedding, kept_dimensions=kept)
     _check_transformer(folder)
     length = _length(folder, model, lowercase)
-    return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
+    return Pipeline(
+        TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes
+    )
 
 
 def _folders(home: Folder, of_model: Folder, is_reranker: bool) -> dict[str, Folder]:
@@ -117,21 +154,29 @@ def _folders(home: Folder, of_model: Folder, is_reranker: bool) -> dict[str, Fol
     """
     path, modules = home / MODULES, home.json(MODULES)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise InputError(f"{path} is not a list of modules; copy it again, or remove it to use the model alone")
+        raise InputError(
+            f"{path} is not a list of modules; copy it again, or remove it to use the model alone"
+        )
     places: list[tuple[str, str]] = []
     for module in modules:
         own, place = re.fullmatch(_OWN, str(module.get("type"))), module.get("path")
         if own is None or own[1] not in _KINDS:
             odd = own[1] if own else shown(module.get("type"))
-            raise InputError(f"{path} has the module {odd}, which cannot be computed here; {_ALONE}")
+            raise InputError(
+                f"{path} has the module {odd}, which cannot be computed here; {_ALONE}"
+            )
         if place not in ("", ".") and not schema.file_name.fits(place):
-            raise InputError(f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory")
+            raise InputError(
+                f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory"
+            )
         places.append((own[1], place))
     kinds = [kind for kind, _ in places if kind != "Dropout"]  # which does nothing after training
     if kinds[:1] == ["Transformer"]:
         inner = home.inside(places[0][1])
         if not (inner is of_model or (inner.names and os.path.samefile(inner.path, of_model.path))):
-            raise InputError(f"{path} has its Transformer in {inner.path}, not here; give that folder")
+            raise InputError(
+                f"{path} has its Transformer in {inner.path}, not here; give that folder"
+            )
     if kinds == ["Transformer"] and is_reranker:
         return {}
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
@@ -141,11 +186,15 @@ def _folders(home: Folder, of_model: Folder, is_reranker: bool) -> dict[str, Fol
     for kind, folder in found.items():
         where = folder / "config.json"
         if kind in ("Pooling", "Dense") and "config.json" not in folder:
-            raise InputError(f"{path} names {folder.path.name} for {kind}, and there is no {where}; copy it as well")
+            raise InputError(
+                f"{path} names {folder.path.name} for {kind}, and there is no {where}; copy it as well"
+            )
         about = {} if kind == "Transformer" else folder.object("config.json")
         for option in _NAMES_OF_FEATURES:
             if (value := about.get(option)) not in (None, _SENTENCE):
-                raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+                raise InputError(
+                    f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}"
+                )
     return found
 
 
@@ -162,9 +211,14 @@ def read_reranker(
     about = folder.object(_ABOUT) if MODULES in folder else {}
     of_library = settings.get("sentence_transformers")
     named = of_library.get("activation_fn") if isinstance(of_library, Mapping) else None
-    given = [about.get("activation_fn"), named or settings.get("sbert_ce_default_activation_function")]
+    given = [
+        about.get("activation_fn"),
+        named or settings.get("sbert_ce_default_activation_function"),
+    ]
     own = [name for name in given if name is not None and not str(name).startswith("torch.")]
-    notes = [f"the activation {shown(name)} is code of the model's own, which is not run" for name in own]
+    notes = [
+        f"the activation {shown(name)} is code of the model's own, which is not run" for name in own
+    ]
     if about.get("default_prompt_name"):
         notes.append(
             f"default_prompt_name {shown(about['default_prompt_name'])} is not kept; write it before the texts"
@@ -173,14 +227,21 @@ def read_reranker(
     known = {spelling: ours for ours, path in _ACTIVATIONS.items() for spelling in _spellings(path)}
     activation = known.get(str(name), "")
     if name and activation not in ("tanh", "relu", "sigmoid", "none"):
-        raise InputError(f"{folder.path}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity")
+        raise InputError(
+            f"{folder.path}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity"
+        )
     if num_outputs > 1:
         if name and activation != "none":
-            notes.append(f"the activation {activation} is not applied: predictions are probabilities by softmax")
+            notes.append(
+                f"the activation {activation} is not applied: predictions are probabilities by softmax"
+            )
         return None, notes
     because = "as its files say"
     if name is None and settings.get("problem_type") == "regression":
-        activation, because = "none", "its problem_type is regression; CrossEncoder would give its sigmoid"
+        activation, because = (
+            "none",
+            "its problem_type is regression; CrossEncoder would give its sigmoid",
+        )
     elif name is None:
         activation, because = "sigmoid", "by default"
     what = "output" if activation == "none" else f"{activation} of the output"
@@ -188,7 +249,9 @@ def read_reranker(
     length = _length(folder, model, lowercase)
     if activation == "none" and length == model.max_positions:
         return None, notes
-    return TaskConfig(name="regression", max_seq_length=length, activation=activation.removesuffix("none")), notes
+    return TaskConfig(
+        name="regression", max_seq_length=length, activation=activation.removesuffix("none")
+    ), notes
 
 
 def activation_path(activation: str) -> str:
@@ -210,7 +273,10 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
         kinds.append("Dense")
         layer, folder = params["projection"], directory / "2_Dense"
         folder.mkdir()
-        arrays = {"linear.weight": np.array(layer["kernel"]).T.copy(), "linear.bias": np.asarray(layer["bias"])}
+        arrays = {
+            "linear.weight": np.array(layer["kernel"]).T.copy(),
+            "linear.bias": np.asarray(layer["bias"]),
+        }
         write_weights(folder, arrays, max_bytes=1 << 40)
         options: JsonObject = {"in_features": len(layer["kernel"]), "bias": True}
         options["out_features"] = embedding.projection_size
@@ -219,36 +285,54 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
     kinds += ["Normalize"] * embedding.normalize
     paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
     modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for number, (path, kind) in enumerate(zip(paths, kinds))
     ]
     for path in filter(None, paths):
         (directory / path).mkdir(exist_ok=True)
     poolings = embedding.poolings()
-    pooling: JsonObject = {"word_embedding_dimension": size} | {old: ours in poolings for old, ours in _OLD.items()}
-    if poolings != [ours for ours in _POOLINGS if ours in poolings]:  # an order that versions before 6 do not know
+    pooling: JsonObject = {"word_embedding_dimension": size} | {
+        old: ours in poolings for old, ours in _OLD.items()
+    }
+    # an order that versions before 6 do not know
+    if poolings != [ours for ours in _POOLINGS if ours in poolings]:
         pooling["pooling_mode"] = [_POOLINGS[ours][1] for ours in poolings]
     write_json(directory / "1_Pooling" / "config.json", pooling)
     others = json.loads(embedding.other_prompts or "{}")
     prompts = others | {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
     default = embedding.default_prompt if embedding.default_prompt in prompts else _PASSAGES[0]
-    about: JsonObject = {"model_type": "SentenceTransformer", "prompts": prompts, "similarity_fn_name": "cosine"}
+    about: JsonObject = {
+        "model_type": "SentenceTransformer",
+        "prompts": prompts,
+        "similarity_fn_name": "cosine",
+    }
     about["default_prompt_name"] = default if embedding.default_prompt else None
     if embedding.kept_dimensions:
         about["truncate_dim"] = embedding.kept_dimensions
     write_json(directory / _ABOUT, about)
-    write_json(directory / _LENGTH, {"max_seq_length": settings.max_seq_length, "do_lower_case": False})
+    write_json(
+        directory / _LENGTH, {"max_seq_length": settings.max_seq_length, "do_lower_case": False}
+    )
     write_json(directory / MODULES, modules)
 
 
 def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prompts, and notes."""
     prompts = about.get("prompts") or {}
-    if not isinstance(prompts, Mapping) or not all(isinstance(text, str | None) for text in prompts.values()):
+    if not isinstance(prompts, Mapping) or not all(
+        isinstance(text, str | None) for text in prompts.values()
+    ):
         raise InputError(f"{where}: prompts {shown(prompts)} are not texts by name; correct them")
     default = about.get("default_prompt_name")
     if default is not None and default not in (_QUERY, _PASSAGES[0], *prompts):
-        raise InputError(f"{where}: default_prompt_name {shown(default)} is not the name of a prompt; correct it")
+        raise InputError(
+            f"{where}: default_prompt_name {shown(default)} is not the name of a prompt; correct it"
+        )
     texts = {name: text for name, text in prompts.items() if text}
     passage = next((name for name in _PASSAGES if name in texts), "")
     notes = []
@@ -262,7 +346,9 @@ def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]
         "query_prompt": texts.get(_QUERY, ""),
         "passage_prompt": texts.get(passage, ""),
         "other_prompts": json.dumps(others, ensure_ascii=False) if others else "",
-        "default_prompt": (_PASSAGES[0] if default == passage else default) if default in texts else "",
+        "default_prompt": (_PASSAGES[0] if default == passage else default)
+        if default in texts
+        else "",
     }, notes
 
 
@@ -278,16 +364,24 @@ def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     modes = [modes] if isinstance(modes, str) else modes
     known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}
     if not isinstance(modes, list) or not modes or not all(mode in list(known) for mode in modes):
-        raise InputError(f"{path}: pooling {shown(modes)} cannot be computed here, only {', '.join(known)}; {_ALONE}")
+        raise InputError(
+            f"{path}: pooling {shown(modes)} cannot be computed here, only {', '.join(known)}; {_ALONE}"
+        )
     if not about.get("include_prompt", True) and has_prompts:
-        raise InputError(f"{path}: include_prompt false, pooling without the prompt, cannot be computed here; {_ALONE}")
+        raise InputError(
+            f"{path}: include_prompt false, pooling without the prompt, cannot be computed here; {_ALONE}"
+        )
     return [known[mode] for mode in modes]
 
 
 def _check_known(about: JsonObject, options: tuple[str, ...], where: Path) -> None:
     """Raises: InputError for an option of an unknown name: nothing tells what it changes."""
-    if unknown := [name for name, value in about.items() if name not in options and value is not None]:
-        raise InputError(f"{where} has the option {shown(unknown[0])}, which is not known here; {_ALONE}")
+    if unknown := [
+        name for name, value in about.items() if name not in options and value is not None
+    ]:
+        raise InputError(
+            f"{where} has the option {shown(unknown[0])}, which is not known here; {_ALONE}"
+        )
 
 
 def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
@@ -296,7 +390,10 @@ def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
     _check_known(about, _DENSE_OPTIONS, where)
     computed = ("tanh", "relu", "gelu", "none")
     names = {spelling: ours for ours in computed for spelling in _spellings(_ACTIVATIONS[ours])}
-    activation, has_bias = about.get("activation_function", _ACTIVATIONS["tanh"]), about.get("bias", True)
+    activation, has_bias = (
+        about.get("activation_function", _ACTIVATIONS["tanh"]),
+        about.get("bias", True),
+    )
     for option, value, right in (
         ("activation_function", activation, activation in list(names)),
         ("use_residual", about.get("use_residual"), not about.get("use_residual")),
@@ -309,9 +406,14 @@ def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
     shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         wanted = f"{' and '.join(shapes)} of {shown(size)} outputs"
-        raise InputError(f"{folder.path} has other tensors than {wanted}, as {where.name} asks for; copy both again")
+        raise InputError(
+            f"{folder.path} has other tensors than {wanted}, as {where.name} asks for; copy both again"
+        )
     weight = tensors["linear.weight"]
-    settings: dict[str, Any] = {"projection_size": len(weight), "projection_activation": names[activation]}
+    settings: dict[str, Any] = {
+        "projection_size": len(weight),
+        "projection_activation": names[activation],
+    }
     parts = {"kernel": weight.T, "bias": tensors.get("linear.bias", np.zeros(len(weight)))}
     with np.errstate(over="ignore"):  # of float64; a note tells
         arrays = {name: np.ascontiguousarray(part, np.float32) for name, part in parts.items()}
@@ -330,10 +432,14 @@ def _check_transformer(folder: Folder) -> None:
         "query_expansion": (None, False),
     }.items():
         if about.get(option) not in allowed:
-            raise InputError(f"{where}: {option} {shown(about[option])} cannot be computed here; {_ALONE}")
+            raise InputError(
+                f"{where}: {option} {shown(about[option])} cannot be computed here; {_ALONE}"
+            )
     modalities = about.get("modality_config", {"text": _FORWARD})
     if not isinstance(modalities, dict) or modalities.get("text") != _FORWARD:
-        raise InputError(f"{where}: modality_config {shown(modalities)} cannot be computed here; {_ALONE}")
+        raise InputError(
+            f"{where}: modality_config {shown(modalities)} cannot be computed here; {_ALONE}"
+        )
     for option in _ARGUMENTS:
         value = about.get(option) or {}
         if not isinstance(value, dict) or not value.keys() <= _HARMLESS:
@@ -350,8 +456,16 @@ def _length(folder: Folder, model: ModelConfig, lowercase: bool) -> int:
     """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
     where, about = _of_transformer(folder)
     if about.get("do_lower_case") and not lowercase:
-        raise InputError(f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
-    limit = about.get("max_seq_length") or folder.object("tokenizer_config.json").get("model_max_length") or 0
+        raise InputError(
+            f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}"
+        )
+    limit = (
+        about.get("max_seq_length")
+        or folder.object("tokenizer_config.json").get("model_max_length")
+        or 0
+    )
     if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit >= 0):
-        raise InputError(f"{where}: max_seq_length {shown(limit)} is not a number of tokens; correct it")
+        raise InputError(
+            f"{where}: max_seq_length {shown(limit)} is not a number of tokens; correct it"
+        )
     return int(min(limit or model.max_positions, model.max_positions))

@@ -45,7 +45,8 @@ from bert_jax.storage.stores import check_writable, see_writes_of_others
 
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
 
-Notes: TypeAlias = Mapping[str, Any]  # JSON that is saved with a state; `training.loop.Progress` defines it
+# JSON that is saved with a state; `training.loop.Progress` defines it
+Notes: TypeAlias = Mapping[str, Any]
 
 
 class Restored(NamedTuple):
@@ -81,7 +82,10 @@ class _Manager(ocp.CheckpointManager):
             yield
         except Exception as error:
             if this_job().is_several:
-                this_job().end(InputError.STATUS, str(cannot_write_checkpoint(to_place(str(self.directory)), error)))
+                this_job().end(
+                    InputError.STATUS,
+                    str(cannot_write_checkpoint(to_place(str(self.directory)), error)),
+                )
             raise
 
 
@@ -99,7 +103,11 @@ class Checkpoints:
     before_seal: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(
-        self, directory: Place, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, object] | None = None
+        self,
+        directory: Place,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        about: Mapping[str, object] | None = None,
     ) -> None:
         self.directory = directory.absolute()
         self.keep_last, self.keep_best = keep_last, keep_best
@@ -126,17 +134,25 @@ class Checkpoints:
             see_writes_of_others()
         silence_background()
         if this_job().is_first and self.directory.is_dir():
-            remains.sweep_checkpoints(self.directory, [self._path(step) for step in self.steps()], is_complete)
+            remains.sweep_checkpoints(
+                self.directory, [self._path(step) for step in self.steps()], is_complete
+            )
         this_job().exchange("remains of checkpoints swept")
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=8,
             cleanup_tmp_directories=True,
-            single_host_load_and_broadcast=True,  # else a process that still sees a moved directory would skip a save
+            # else a process that still sees a moved directory would skip a save
+            single_host_load_and_broadcast=True,
         )
         return _Manager(str(self.directory), options=options)
 
     def save(
-        self, step: int, state: PyTree, metric: float | None = None, notes: Notes | None = None, phase: int = 0
+        self,
+        step: int,
+        state: PyTree,
+        metric: float | None = None,
+        notes: Notes | None = None,
+        phase: int = 0,
     ) -> None:
         """Starts saving the state after `step` steps.
 
@@ -148,13 +164,22 @@ class Checkpoints:
             return
         self._bytes = state_bytes(state)
         self._check_writable(self._bytes)
-        errors = Exception if isinstance(self.directory, RemotePath) else OSError  # stores raise some of many types
+        # stores raise some of many types
+        errors = Exception if isinstance(self.directory, RemotePath) else OSError
         try:
             with under_way("saving", self._bytes):
-                self._manager.save(step, args=ocp.args.Composite(**{self._name: ocp.args.PyTreeSave(state)}))
+                self._manager.save(
+                    step, args=ocp.args.Composite(**{self._name: ocp.args.PyTreeSave(state)})
+                )
         except errors as error:
             raise cannot_write_checkpoint(self.directory, error) from error
-        about = {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}, "state": self._name}
+        about = {
+            "step": step,
+            "metric": metric,
+            "arrays": describe(state),
+            "notes": notes or {},
+            "state": self._name,
+        }
         about |= self._about
         about |= {"phase": phase} if phase else {}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
@@ -174,9 +199,12 @@ class Checkpoints:
             this_job().first_does(f"write to {self.directory}", self._write_probe)
             return
         free = shutil.disk_usage(self.directory).free
-        if this_job().any_process("disk is full", free < needed):  # Orbax would fill the disk before it fails
+        # Orbax would fill the disk before it fails
+        if this_job().any_process("disk is full", free < needed):
             room = f"{needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB free"
-            raise InputError(f"no space for a checkpoint of {room}; what was saved is untouched, free some")
+            raise InputError(
+                f"no space for a checkpoint of {room}; what was saved is untouched, free some"
+            )
         try:
             this_job().all_do(f"write to {self.directory}", self._touch)
         except OSError as error:
@@ -184,7 +212,8 @@ class Checkpoints:
 
     def _touch(self) -> None:
         """Makes a file and deletes it: the others would wait in Orbax for a process that cannot."""
-        probe = self.directory / f".probe-{this_job().index}"  # a run that is killed here leaves it to the next one
+        # a run that is killed here leaves it to the next one
+        probe = self.directory / f".probe-{this_job().index}"
         probe.write_bytes(b"")
         probe.unlink()
 
@@ -207,7 +236,8 @@ class Checkpoints:
                 self._failure = error
                 return
             if this_job().is_first:
-                with contextlib.suppress(Exception):  # failed deletions are tried again after the next save
+                # failed deletions are tried again after the next save
+                with contextlib.suppress(Exception):
                     self._delete_surplus()
 
     def add_metric(self, step: int, metric: float, notes: Notes) -> None:
@@ -215,7 +245,9 @@ class Checkpoints:
         self.wait()
         if this_job().is_first:
             self.before_seal()
-            write_seal(self._path(step), read_seal(self._path(step)) | {"metric": metric, "notes": notes})
+            write_seal(
+                self._path(step), read_seal(self._path(step)) | {"metric": metric, "notes": notes}
+            )
 
     def check(self) -> None:
         """Raises: InputError, on the process that failed, if a save could not be written or sealed."""
@@ -234,7 +266,9 @@ class Checkpoints:
         if failed:
             if failure is not None:
                 raise cannot_write_checkpoint(self.directory, failure) from failure
-            raise InputError(f"another process could not write a checkpoint to {self.directory}; it says why")
+            raise InputError(
+                f"another process could not write a checkpoint to {self.directory}; it says why"
+            )
 
     def close(self) -> None:
         """Waits for the last save and closes the directory."""
@@ -260,7 +294,9 @@ class Checkpoints:
         step, passed_over = this_job().first_does("find a whole checkpoint", self._find_whole)
         if step == _ALL_DAMAGED:
             problems = "; ".join(passed_over)
-            raise InputError(f"{problems}; no whole checkpoint is left, so remove {self.directory} to start over")
+            raise InputError(
+                f"{problems}; no whole checkpoint is left, so remove {self.directory} to start over"
+            )
         if step == _NONE:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
@@ -296,7 +332,9 @@ class Checkpoints:
         self.wait()
 
         def find() -> int:
-            return min(((rank, step) for step, rank in self._metrics().items()), default=(None, _NONE))[1]
+            return min(
+                ((rank, step) for step, rank in self._metrics().items()), default=(None, _NONE)
+            )[1]
 
         best = this_job().first_does("find the best checkpoint", find)
         if best == _NONE:
@@ -308,13 +346,18 @@ class Checkpoints:
         self.wait()
         problem = this_job().first_does("check a checkpoint", lambda: find_damage(self._path(step)))
         if problem is not None:
-            raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
+            raise InputError(
+                f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir"
+            )
         return self._read(step, abstract_state)
 
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
         with under_way("restoring", state_bytes(abstract_state)):
             path = self._path(step)
-            name = this_job().first_does("find a state", lambda: state_place(path, read_seal(path)).name)  # seen late
+            # seen late
+            name = this_job().first_does(
+                "find a state", lambda: state_place(path, read_seal(path)).name
+            )
             return restore_tree(path / name, abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
@@ -326,7 +369,8 @@ class Checkpoints:
                 remains.set_aside(self._path(later))
             return bool(damaged)
 
-        if this_job().first_does("set damaged checkpoints aside", move):  # Orbax would not save those steps again
+        # Orbax would not save those steps again
+        if this_job().first_does("set damaged checkpoints aside", move):
             self._manager.close()
             self._manager = self._open()
 

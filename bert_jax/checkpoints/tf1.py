@@ -27,7 +27,8 @@ from bert_jax.tokenizing import read_tokenizer, read_vocabulary
 
 _CONFIG_NAME = "bert_config.json"
 _VOCAB_NAME, _STATE_NAME = "vocab.txt", "checkpoint"
-_OURS = "bert_jax"  # the key for settings that Google's format lacks; versions up to 0.3 wrote such directories
+# the key for settings that Google's format lacks; versions up to 0.3 wrote such directories
+_OURS = "bert_jax"
 
 # Ours -> Google's names, which transformers took over. Missing settings are as in `ModelConfig`, but for types.
 _SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "layer_norm_epsilon"}
@@ -56,7 +57,9 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     folder.large(index_path(prefix).name)
     bundle = Bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
-        raise InputError(f"{index_path(prefix)} is of TensorFlow 2's objects; give one of Google's TensorFlow 1 code")
+        raise InputError(
+            f"{index_path(prefix)} is of TensorFlow 2's objects; give one of Google's TensorFlow 1 code"
+        )
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
     notes += find_not_finite(params, index_path(prefix))
@@ -64,7 +67,9 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     task = head_of(str(ours.get("task", "")), present).name
     labels = tuple(map(str, ours.get("labels", ())))
     if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
-        raise InputError(f"{where}: labels are {len(labels)}, and the classifier has others; remove labels")
+        raise InputError(
+            f"{where}: labels are {len(labels)}, and the classifier has others; remove labels"
+        )
     return Imported(config, params, tokenizer, task, labels, (*notes, *casing))
 
 
@@ -105,7 +110,9 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
     known = {*_SETTINGS.values(), "hidden_act", _OURS}
     unknown = [key for key in settings if key not in known and not re.fullmatch(_IDLE, key)]
     if unknown:
-        notes.append(f"{where.name}: {', '.join(unknown)} is nothing that Google's BERT reads, and is not used")
+        notes.append(
+            f"{where.name}: {', '.join(unknown)} is nothing that Google's BERT reads, and is not used"
+        )
     config = from_dict(ModelConfig, values, "model")
     config.validate()
     return config, notes
@@ -118,6 +125,12 @@ def _load_tokenizer(folder: Folder) -> tuple[Tokenizer, list[str]]:
     name = folder.path.resolve().name
     named = True if _LOWER.search(name) else False if _CASED.search(name) else None
     tokenizer = read_vocabulary(folder / _VOCAB_NAME, lowercase=named)
-    reason = f"as {name} says by its name" if named is not None else "to judge by the capitals of its vocabulary"
+    reason = (
+        f"as {name} says by its name"
+        if named is not None
+        else "to judge by the capitals of its vocabulary"
+    )
     casing = "lower-cased" if tokenizer.lowercase else "not lower-cased"
-    return tokenizer, [f"text is {casing}, {reason}; a tokenizer_config.json with do_lower_case can say otherwise"]
+    return tokenizer, [
+        f"text is {casing}, {reason}; a tokenizer_config.json with do_lower_case can say otherwise"
+    ]

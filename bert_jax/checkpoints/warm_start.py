@@ -20,7 +20,9 @@ from bert_jax.storage.resolve import resolve
 from bert_jax.text.tokenizer import Tokenizer
 
 
-def load_start(config: ResolvedConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
+def load_start(
+    config: ResolvedConfig, objective: Objective, tokenizer: Tokenizer, params: Params
+) -> Pretrained | None:
     """Returns the model of `init_checkpoint` with the objective's parts, or None if none is set.
 
     `params` are the run's, with shapes alone. Raises: InputError if the model cannot be read or does not fit them.
@@ -46,21 +48,28 @@ def check_start(config: ResolvedConfig, start: Pretrained, tokenizer: Tokenizer)
         if getattr(start.config, name) != getattr(config.model, name)
     ]
     if changes:
-        raise InputError(f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(changes)}")
+        raise InputError(
+            f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(changes)}"
+        )
 
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that the objective needs and no others; `notes` lists the random ones."""
     key, given = root_key(seed, "parameters"), start.params
     shapes = jax.eval_shape(objective.init, key)
-    if start.config.block.of_tokens and "mlm" in given and "mlm" not in shapes:  # one block before all logits
+    # one block before all logits
+    if start.config.block.of_tokens and "mlm" in given and "mlm" not in shapes:
         pooler = given["mlm"]["transform"] | {"norm": given["mlm"]["norm"]}
         given = given | {"encoder": given["encoder"] | {"pooler": pooler}}
 
     def missing(key: jax.Array) -> Params:  # what it leaves out is not compiled
         fresh = objective.init(key)
-        encoder = {name: part for name, part in fresh["encoder"].items() if name not in given["encoder"]}
-        return {name: part for name, part in fresh.items() if name not in given} | {"encoder": encoder}
+        encoder = {
+            name: part for name, part in fresh["encoder"].items() if name not in given["encoder"]
+        }
+        return {name: part for name, part in fresh.items() if name not in given} | {
+            "encoder": encoder
+        }
 
     fresh = jax.jit(missing)(key)
     encoder = {name: (fresh["encoder"] | given["encoder"])[name] for name in shapes["encoder"]}

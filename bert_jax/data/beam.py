@@ -34,12 +34,15 @@ try:
     import apache_beam as beam  # pyright: ignore[reportMissingImports]: an extra
     from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
 except ImportError as error:
-    raise InputError(f"Apache Beam cannot be imported ({error}); pip install 'bert_jax[beam]'") from None
+    raise InputError(
+        f"Apache Beam cannot be imported ({error}); pip install 'bert_jax[beam]'"
+    ) from None
 
 _LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
 Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it
 # Beam checks the annotations of steps as type hints: Any where a step yields tagged outputs too.
-Document = tuple[Place, bytes, bytes, bytes]  # a part of one: its place, `pieces.DOCUMENT`, sentences and tokens
+# a part of one: its place, `pieces.DOCUMENT`, sentences and tokens
+Document = tuple[Place, bytes, bytes, bytes]
 
 
 def prepare_with_beam(
@@ -60,7 +63,9 @@ def prepare_with_beam(
     options.validate()
     remote = urls.is_remote(output)
     if to_place(output).exists():
-        raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
+        raise InputError(
+            f"output {output} exists; a pipeline does not go on from what is there: choose a new place"
+        )
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
     target = output.rstrip("/") if remote else str(Path(output).resolve())
@@ -86,16 +91,22 @@ def _parse(arguments: list[str]) -> PipelineOptions:
         known = options.get_all_options()
         unknown = sorted(options.get_all_options(retain_unknown_options=True).keys() - known.keys())
     except SystemExit:  # argparse has printed the reason to stderr
-        raise InputError(f"pipeline_options {shown!r} are not Beam's: see the lines above") from None
+        raise InputError(
+            f"pipeline_options {shown!r} are not Beam's: see the lines above"
+        ) from None
     direct = known["runner"] in (None, "DirectRunner")
     if direct:  # its workers log every error many times; the error is raised here as well
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
         if not known["default_sdk_harness_log_level"]:
-            options = PipelineOptions([*arguments, "--default_sdk_harness_log_level=CRITICAL"], save_main_session=False)
+            options = PipelineOptions(
+                [*arguments, "--default_sdk_harness_log_level=CRITICAL"], save_main_session=False
+            )
     stray = [argument for argument in arguments if not argument.startswith("-")]
     if stray or (unknown and direct):  # other runners know more options than Beam does here
         wrong = stray[0] if stray else f"--{unknown[0]}"
-        raise InputError(f"pipeline_options {shown!r}: {wrong} is not Beam's; write options as --name=value")
+        raise InputError(
+            f"pipeline_options {shown!r}: {wrong} is not Beam's; write options as --name=value"
+        )
     return options
 
 
@@ -106,7 +117,9 @@ def _unwrap(error: Exception) -> Exception:
         if isinstance(cause, InputError):
             return InputError(str(cause).partition(" [while running ")[0])
         cause = cause.__cause__ or cause.__context__
-    match = re.search(r"bert_jax\.errors\.\w+: (.*?)(?: \[while running .*)?$", str(error), re.MULTILINE)
+    match = re.search(
+        r"bert_jax\.errors\.\w+: (.*?)(?: \[while running .*)?$", str(error), re.MULTILINE
+    )
     return InputError(match[1]) if match else error
 
 
@@ -136,16 +149,23 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
         pipeline
         | "sources" >> beam.Create(list(enumerate(sources)))
         | "spread sources" >> beam.Reshuffle()
-        | "plan" >> beam.FlatMap(_plan_source, job.text_column).with_outputs("fingerprints", main="pieces")
+        | "plan"
+        >> beam.FlatMap(_plan_source, job.text_column).with_outputs("fingerprints", main="pieces")
     )
     encoded = (
         planned.pieces
         | "spread pieces" >> beam.Reshuffle()
-        | "encode" >> beam.FlatMap(_encode_piece, job).with_outputs("abouts", "lines", main="documents")
+        | "encode"
+        >> beam.FlatMap(_encode_piece, job).with_outputs("abouts", "lines", main="documents")
     )
-    abouts, fingerprints = beam.pvalue.AsList(encoded.abouts), beam.pvalue.AsList(planned.fingerprints)
+    abouts, fingerprints = (
+        beam.pvalue.AsList(encoded.abouts),
+        beam.pvalue.AsList(planned.fingerprints),
+    )
     plan = beam.pvalue.AsSingleton(
-        pipeline | "one plan" >> beam.Create([None]) | "plan shards" >> beam.Map(_plan_shards, abouts, job.options)
+        pipeline
+        | "one plan" >> beam.Create([None])
+        | "plan shards" >> beam.Map(_plan_shards, abouts, job.options)
     )
     shards = (
         encoded.documents
@@ -153,7 +173,11 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
         | "shards" >> beam.GroupByKey()
         | "make shards" >> beam.FlatMap(_make_shard, plan, job).with_outputs("counts", main="made")
     )
-    different = encoded.lines | "sets of lines" >> beam.GroupByKey() | "compare lines" >> beam.Map(_count_different)
+    different = (
+        encoded.lines
+        | "sets of lines" >> beam.GroupByKey()
+        | "compare lines" >> beam.Map(_count_different)
+    )
     _ = (
         pipeline
         | "one end" >> beam.Create([None])
@@ -178,7 +202,9 @@ def _plan_source(source: tuple[int, str], text_column: str) -> Iterator[Any]:
     """Yields ((number of the source, of the piece), piece), and the source's fingerprint."""
     number, name = source
     path = urls.local_copy(name)
-    yield beam.pvalue.TaggedOutput("fingerprints", (number, corpus.fingerprint_source(name, path, text_column)))
+    yield beam.pvalue.TaggedOutput(
+        "fingerprints", (number, corpus.fingerprint_source(name, path, text_column))
+    )
     for index, piece in enumerate(corpus.plan_source(name, path, text_column=text_column)):
         yield (number, index), piece
 
@@ -195,7 +221,9 @@ def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Ite
     encoded = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
     yield beam.pvalue.TaggedOutput("abouts", (encoded.parts.tobytes(), len(encoded.lines)))
     bounds = np.arange(1, _LINE_SETS, dtype=np.uint64) * np.uint64((1 << 64) // _LINE_SETS)
-    for number, hashes in enumerate(np.split(encoded.lines, np.searchsorted(encoded.lines, bounds))):
+    for number, hashes in enumerate(
+        np.split(encoded.lines, np.searchsorted(encoded.lines, bounds))
+    ):
         if len(hashes):
             yield beam.pvalue.TaggedOutput("lines", (number, np.unique(hashes).tobytes()))
     sentence = token = 0
@@ -220,7 +248,9 @@ def _all_documents(abouts: list[tuple[bytes, int]]) -> np.ndarray:
 
 def _find_shard(document: Document, plan: _Plan) -> tuple[int, Any]:
     """Returns the number of a document's shard, and the document."""
-    key = int(pieces.keys_of(np.frombuffer(document[1], pieces.DOCUMENT), plan.ranges[0].passage)[0])
+    key = int(
+        pieces.keys_of(np.frombuffer(document[1], pieces.DOCUMENT), plan.ranges[0].passage)[0]
+    )
     return plan.numbers[bisect.bisect_right(plan.firsts, key) - 1], document
 
 
@@ -236,7 +266,9 @@ def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -
     bounds, counts = pieces.order_documents(united, np.frombuffer(sentences, np.int32))
     ids = np.frombuffer(tokens, np.min_scalar_type(job.tokenizer.vocab_size - 1))
     with _output_folder(job) as folder:
-        made, token_counts = prepare.make_shard(folder, shard, job.options, job.tokenizer, ids, bounds, counts)
+        made, token_counts = prepare.make_shard(
+            folder, shard, job.options, job.tokenizer, ids, bounds, counts
+        )
     yield number, made
     if shard.split == "train":
         yield beam.pvalue.TaggedOutput("counts", token_counts)
@@ -268,12 +300,23 @@ def _finish(
     num_lines = sum(lines for _, lines in abouts)
     figures = {
         "inputs": corpus.describe_inputs(job.input_names, contents),
-        **summary.describe_text(_all_documents(abouts), num_lines, num_different, plan.ranges[0].passage),
+        **summary.describe_text(
+            _all_documents(abouts), num_lines, num_different, plan.ranges[0].passage
+        ),
     }
     results = [result for _, result in sorted(made, key=lambda result: result[0])]
     with _output_folder(job) as folder:
         job.tokenizer.save(folder / records.TOKENIZER)
-        prepare.finish(folder, identity, job.options, job.tokenizer, plan.ranges, results, token_counts, figures)
+        prepare.finish(
+            folder,
+            identity,
+            job.options,
+            job.tokenizer,
+            plan.ranges,
+            results,
+            token_counts,
+            figures,
+        )
 
 
 @contextlib.contextmanager

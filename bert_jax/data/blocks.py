@@ -71,9 +71,14 @@ class Blocks:
         table: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
             if shard["bytes"] < shard["rows"] * dtype.itemsize:
-                raise InputError(f"the manifest's bytes of {shard['name']} are too few for its rows; prepare it again")
+                raise InputError(
+                    f"the manifest's bytes of {shard['name']} are too few for its rows; prepare it again"
+                )
             size = shard.get("blocks", {}).get("rows") or block_rows(dtype)
-            table += [(number, first, min(size, shard["rows"] - first)) for first in range(0, shard["rows"], size)]
+            table += [
+                (number, first, min(size, shard["rows"] - first))
+                for first in range(0, shard["rows"], size)
+            ]
         # For each block: the number of its shard, its first row there, and its number of rows.
         self.homes, self.firsts, self.rows = np.array(table, np.int64).reshape(-1, 3).T
         self.ends = np.cumsum(self.rows)
@@ -94,8 +99,16 @@ class Blocks:
 
         def find_damage(content: bytes) -> str:
             index = first // shard["blocks"]["rows"] if verify else 0
-            if not verify or f"{files.crc32c(content):08x}" == shard["blocks"]["crc32c"][8 * index : 8 * index + 8]:
+            if (
+                not verify
+                or f"{files.crc32c(content):08x}"
+                == shard["blocks"]["crc32c"][8 * index : 8 * index + 8]
+            ):
                 return ""
-            return f"rows {first} to {first + rows} are damaged: their checksum is not the manifest's"
+            return (
+                f"rows {first} to {first + rows} are damaged: their checksum is not the manifest's"
+            )
 
-        return reader.read(shard["name"], header + first * size, header + (first + rows) * size, find_damage)
+        return reader.read(
+            shard["name"], header + first * size, header + (first + rows) * size, find_damage
+        )

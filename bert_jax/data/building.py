@@ -27,8 +27,13 @@ def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
         return None
     manifest = files.read_json(path / records.MANIFEST)
     stored = manifest.get("identity") if isinstance(manifest, dict) else None
-    if isinstance(stored, dict) and "splitter" not in stored and isinstance(made := manifest.get("made_with"), dict):
-        stored = {**stored, "splitter": f"sentencex {made.get('sentencex')}"}  # versions up to 0.2 had it there alone
+    if (
+        isinstance(stored, dict)
+        and "splitter" not in stored
+        and isinstance(made := manifest.get("made_with"), dict)
+    ):
+        # versions up to 0.2 had it there alone
+        stored = {**stored, "splitter": f"sentencex {made.get('sentencex')}"}
     _check_identity(path, identity, stored)
     shutil.rmtree(path / WORK, ignore_errors=True)
     say(f"{path} is already complete")
@@ -90,14 +95,21 @@ def uploaded(url: str, make: Callable[[str], JsonObject]) -> JsonObject:
     """
     target = places.RemotePath(url)
     with locks.writing(target):
-        folder = urls.user_cache() / "outputs" / hashlib.sha256(str(target).encode()).hexdigest()[:16] / target.name
+        folder = (
+            urls.user_cache()
+            / "outputs"
+            / hashlib.sha256(str(target).encode()).hexdigest()[:16]
+            / target.name
+        )
         finished = (target / records.MANIFEST).is_file()
         if finished:
             shutil.rmtree(folder.parent, ignore_errors=True)
             folder.mkdir(parents=True)
             (folder / records.MANIFEST).write_bytes((target / records.MANIFEST).read_bytes())
         elif places.is_taken(target):
-            raise InputError(f"output {target} exists and is not a data set of this program; choose a new place")
+            raise InputError(
+                f"output {target} exists and is not a data set of this program; choose a new place"
+            )
         try:
             manifest = make(str(folder))
         except InputError as error:
@@ -115,16 +127,24 @@ def uploaded(url: str, make: Callable[[str], JsonObject]) -> JsonObject:
 def _check_place(path: Path) -> None:
     """Raises: InputError if `path` exists and is neither an empty directory nor an unfinished data set."""
     if (path / records.MANIFEST).is_file():
-        raise InputError(f"output {path} has just been finished by another command; use it, or choose a new directory")
+        raise InputError(
+            f"output {path} has just been finished by another command; use it, or choose a new directory"
+        )
     if (path / WORK / _IDENTITY).is_file() or not os.path.lexists(path):
         return
     if not path.is_dir() or any(child.name not in (WORK, locks.LOCK) for child in path.iterdir()):
-        raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
+        raise InputError(
+            f"output {path} exists and is not a data set of this program; choose a new directory"
+        )
 
 
 def remove_unfinished(path: Path) -> None:
     """Removes all files of an unfinished data set, and the directory if it is empty then."""
-    for file in (*path.glob("train-*.npy"), *path.glob("heldout-*.npy"), path / records.TOKEN_COUNTS):
+    for file in (
+        *path.glob("train-*.npy"),
+        *path.glob("heldout-*.npy"),
+        path / records.TOKEN_COUNTS,
+    ):
         file.unlink(missing_ok=True)
     for folder in (records.TOKENIZER, WORK):
         shutil.rmtree(path / folder, ignore_errors=True)
@@ -140,7 +160,9 @@ def _check_identity(path: Path, ours: JsonObject, theirs: object) -> None:
     for name, value in ours["options"].items():
         other = options.get(name) if isinstance(options, dict) else None
         if other != value:
-            raise InputError(f"{path} was begun with {name} {repr(other)[:80]}, not {value!r}; {remedy}")
+            raise InputError(
+                f"{path} was begun with {name} {repr(other)[:80]}, not {value!r}; {remedy}"
+            )
     for name, value in ours.items():
         if theirs.get(name) != value:
             other = f"{theirs.get(name)}, not {value}" if name == "splitter" else f"another {name}"

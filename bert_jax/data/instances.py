@@ -21,7 +21,12 @@ from bert_jax.text.tokenizer import Tokenizer
 
 Document = list[int]  # positions in the flat array: each sentence's start, then the end of the last
 
-INSTANCE = np.dtype([(name, "<i8") for name in ("first_start", "first_stop", "second_start", "second_stop", "label")])
+INSTANCE = np.dtype(
+    [
+        (name, "<i8")
+        for name in ("first_start", "first_stop", "second_start", "second_stop", "label")
+    ]
+)
 IS_NEXT, IS_RANDOM = 0, 1  # with sop: in order, and swapped
 
 
@@ -54,7 +59,13 @@ def create_instances(
                 _add_spans(bounds, documents[index], max_seq_length - 2, short_seq_rate, rng)
             else:
                 _add_pairs(
-                    bounds, documents, index, max_seq_length - 2 - separators, short_seq_rate, rng, next_sentence
+                    bounds,
+                    documents,
+                    index,
+                    max_seq_length - 2 - separators,
+                    short_seq_rate,
+                    rng,
+                    next_sentence,
                 )
     instances = np.frombuffer(bounds, dtype=INSTANCE)
     order = list(range(len(instances)))
@@ -119,7 +130,15 @@ def _add_pairs(
             else:
                 second_length -= 1
                 second_start += from_front
-        bounds.extend((first_start, first_start + first_length, second_start, second_start + second_length, label))
+        bounds.extend(
+            (
+                first_start,
+                first_start + first_length,
+                second_start,
+                second_start + second_length,
+                label,
+            )
+        )
 
 
 def _draw(first: int, last: int, rng: random.Random) -> int:
@@ -133,7 +152,11 @@ def _draw(first: int, last: int, rng: random.Random) -> int:
 
 
 def _add_spans(
-    bounds: array, document: Document, max_num_tokens: int, short_seq_rate: float, rng: random.Random
+    bounds: array,
+    document: Document,
+    max_num_tokens: int,
+    short_seq_rate: float,
+    rng: random.Random,
 ) -> None:
     """Appends a document as spans of as many whole sentences as fit; a longer sentence is cut, none is dropped."""
     length = max_num_tokens
@@ -172,7 +195,8 @@ def sequence_lengths(made: np.ndarray, separators: int = 1) -> np.ndarray:
 def count_dropped(made: np.ndarray, num_tokens: int) -> int:
     """Returns the number of flat tokens in no instance: sentences and pairs that are too long are cut."""
     starts, stops = (
-        np.concatenate([made[f"{side}_{end}"] for side in ("first", "second")]) for end in ("start", "stop")
+        np.concatenate([made[f"{side}_{end}"] for side in ("first", "second")])
+        for end in ("start", "stop")
     )
     order = np.argsort(starts)
     starts, stops = starts[order], stops[order]
@@ -191,7 +215,8 @@ def make_rows(
     rows = np.zeros(len(made), dtype)
     row_length = dtype["token_ids"].shape[0]
     positions = np.arange(row_length)
-    middle = (made["first_stop"] - made["first_start"] + 1)[:, None]  # where the [SEP] after A stands
+    # where the [SEP] after A stands
+    middle = (made["first_stop"] - made["first_start"] + 1)[:, None]
     second_length = (made["second_stop"] - made["second_start"])[:, None]
     begin = middle + len(tokenizer.between)  # where B does
     last = np.where(second_length, begin + second_length, middle)  # where the last [SEP] stands
@@ -204,7 +229,9 @@ def make_rows(
     rows["token_ids"] = ids
     rows["word_starts"] = pack_word_starts(tokenizer.word_starts[ids] & (positions <= last))
     rows["lengths"] = last + 1
-    rows["first_lengths"] = np.minimum(begin, last + 1) if tokenizer.template.second_type else last + 1
+    rows["first_lengths"] = (
+        np.minimum(begin, last + 1) if tokenizer.template.second_type else last + 1
+    )
     rows["labels"][:, 0] = made["label"]
     rows["numbers"][:, 0] = numbers
     return rows

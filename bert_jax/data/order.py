@@ -57,7 +57,9 @@ def choose_streams(most: int, batch_size: int) -> int:
     A batch then has as many rows of each stream. Hosts have equal shares of a batch, so whole streams wherever their
     number divides that of the streams.
     """
-    return max(divisor for divisor in range(1, min(most, batch_size) + 1) if batch_size % divisor == 0)
+    return max(
+        divisor for divisor in range(1, min(most, batch_size) + 1) if batch_size % divisor == 0
+    )
 
 
 class StreamWindow(NamedTuple):
@@ -94,7 +96,9 @@ class StreamOrder:
         """N, the rows of an epoch."""
         return int(self.block_rows.sum())
 
-    def parts(self, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0) -> list[Turns]:
+    def parts(
+        self, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0
+    ) -> list[Turns]:
         """Returns the windows with the rows of some places [n], ascending, of the batch at a step.
 
         The places of a batch are in order of streams. Batches start after `rows_before` rows, which an earlier phase
@@ -102,13 +106,18 @@ class StreamOrder:
         """
         first = rows_before + step * batch_size
         streams = np.arange(self.num_streams)
-        turns = -(-(first - streams) // self.num_streams)  # of the first row of each stream in the batch
-        starts = np.concatenate([[0], np.cumsum(-(-(first + batch_size - streams) // self.num_streams) - turns)])
+        # of the first row of each stream in the batch
+        turns = -(-(first - streams) // self.num_streams)
+        starts = np.concatenate(
+            [[0], np.cumsum(-(-(first + batch_size - streams) // self.num_streams) - turns)]
+        )
         homes = np.searchsorted(starts, places, side="right") - 1
         return [
             part
             for stream, begin, end in _runs(homes)
-            for part in self._parts(stream, turns[stream] + places[begin:end] - starts[stream], begin)
+            for part in self._parts(
+                stream, turns[stream] + places[begin:end] - starts[stream], begin
+            )
         ]
 
     def _parts(self, stream: int, turns: np.ndarray, begin: int) -> list[Turns]:
@@ -152,12 +161,19 @@ class StreamOrder:
         pieces, ends = self._pieces(window.stream, window.epoch)
         begin = max(0, window.number * self.window_rows - self.shift(window.stream))
         end = min(int(ends[-1]), (window.number + 1) * self.window_rows - self.shift(window.stream))
-        first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
-        return _cut(pieces[first : last + 1], begin - int(ends[first] - pieces[first, 1]), end - begin)
+        first, last = (
+            np.searchsorted(ends, begin, side="right"),
+            np.searchsorted(ends, end, side="left"),
+        )
+        return _cut(
+            pieces[first : last + 1], begin - int(ends[first] - pieces[first, 1]), end - begin
+        )
 
     def blocks(self, window: StreamWindow) -> np.ndarray:
         """Returns the numbers of the blocks that have rows of a window, int64."""
-        return np.unique(np.searchsorted(self._block_ends, self.stretches(window)[:, 0], side="right"))
+        return np.unique(
+            np.searchsorted(self._block_ends, self.stretches(window)[:, 0], side="right")
+        )
 
     def next(self, window: StreamWindow) -> StreamWindow:
         """Returns the window that a stream comes to after this one."""
@@ -180,7 +196,10 @@ class StreamOrder:
 
     def _length(self, stream: int, epoch: int) -> int:
         """Returns the number of rows of a stream in an epoch."""
-        return int(self._first_turn(stream, np.int64(epoch + 1)) - self._first_turn(stream, np.int64(epoch)))
+        return int(
+            self._first_turn(stream, np.int64(epoch + 1))
+            - self._first_turn(stream, np.int64(epoch))
+        )
 
     @functools.cached_property
     def _block_ends(self) -> np.ndarray:
@@ -190,7 +209,9 @@ class StreamOrder:
     def _sequence(self) -> tuple[np.ndarray, np.ndarray]:
         """The blocks as (first row, number of rows), [K, 2], in the order of the sequence, and where each ends."""
         order = shuffled(np.arange(len(self.block_rows)), len(self.block_rows), self.seed, 0, 0, 1)
-        blocks = np.stack([(self._block_ends - self.block_rows)[order], self.block_rows[order]], axis=1)
+        blocks = np.stack(
+            [(self._block_ends - self.block_rows)[order], self.block_rows[order]], axis=1
+        )
         return blocks, np.cumsum(blocks[:, 1])
 
     def _pieces(self, stream: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:

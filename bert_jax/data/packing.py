@@ -37,7 +37,9 @@ class PackingPlan:
 def check_packing(row_length: int, max_per_row: int, longest: int) -> None:
     """Raises: InputError if sequences of up to `longest` tokens cannot be packed like this."""
     if not 1 <= max_per_row <= MAX_PER_ROW:
-        raise InputError(f"max_per_row {max_per_row} is not in 1..{MAX_PER_ROW}; 3 fills rows of 512 tokens")
+        raise InputError(
+            f"max_per_row {max_per_row} is not in 1..{MAX_PER_ROW}; 3 fills rows of 512 tokens"
+        )
     if not 8 <= row_length <= 65535:
         raise InputError(f"row_length {row_length} is not in 8..65535; 128 and 512 are usual")
     if longest > row_length:
@@ -97,11 +99,18 @@ def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> Packin
 def _merged(plans: list[PackingPlan], max_per_row: int) -> PackingPlan:
     """Returns all rows of some plans, each combination once."""
     widths = [max_per_row - plan.combinations.shape[1] for plan in plans]
-    rows = [np.pad(plan.combinations, ((0, 0), (0, width))) for plan, width in zip(plans, widths, strict=True)]
+    rows = [
+        np.pad(plan.combinations, ((0, 0), (0, width)))
+        for plan, width in zip(plans, widths, strict=True)
+    ]
     stacked = -np.sort(-np.concatenate([np.zeros((0, max_per_row), np.int64), *rows]), axis=1)
     unique, inverse = np.unique(stacked, axis=0, return_inverse=True)
     counts = np.zeros(len(unique), np.int64)
-    np.add.at(counts, inverse.reshape(-1), np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]))
+    np.add.at(
+        counts,
+        inverse.reshape(-1),
+        np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]),
+    )
     return PackingPlan(unique, counts)
 
 
@@ -135,7 +144,9 @@ def _complete(
     return _share_out(left, parts, *_pairs(available, total))
 
 
-def _first_parts(left: np.ndarray, longest: int, room: int, num_parts: int) -> tuple[list[int], int]:
+def _first_parts(
+    left: np.ndarray, longest: int, room: int, num_parts: int
+) -> tuple[list[int], int]:
     """Returns all parts of a row but the last two, which are chosen together, and the room that is left for these."""
     parts = [longest]
     while len(parts) < num_parts - 2:
@@ -185,7 +196,9 @@ def _share_out(
     capacity = np.where(repeated, 0, capacity)
     # In proportion to the ways to draw a pair; in whole numbers, so that no machine's order of summing decides.
     ways = left[first].astype(np.float64) * np.where(second > 0, left[second], 0)
-    weights = np.where(capacity > 0, ways * (2.0**40 / max(1.0, ways.max())) + 1, 0).astype(np.int64)
+    weights = np.where(capacity > 0, ways * (2.0**40 / max(1.0, ways.max())) + 1, 0).astype(
+        np.int64
+    )
     times = np.minimum((weights * (number / int(weights.sum()))).astype(np.int64), capacity)
     # What rounding left over, one for each pair, the plentiful ones first.
     order = np.argsort(-weights, kind="stable")

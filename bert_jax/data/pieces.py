@@ -31,13 +31,17 @@ COUNTED = ("sentences", "tokens", "text_bytes", "words")  # words are separated 
 
 # A part of a document: the hash of the document's text, which part it is, how much of the piece's arrays belongs to it,
 # and in how many of its lines the splitter found no sentences because it failed.
-DOCUMENT = np.dtype([("key", "<u8"), ("part", "<i4"), ("failed", "<i4")] + [(name, "<i8") for name in COUNTED])
+DOCUMENT = np.dtype(
+    [("key", "<u8"), ("part", "<i4"), ("failed", "<i4")] + [(name, "<i8") for name in COUNTED]
+)
 
 _LINES_AT_ONCE = 4096  # of text, in one call of the tokenizer
 _BYTES_AT_ONCE = 4 << 20  # characters, as lines may be of any length
 
 
-def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokenizer, seed: int, language: str) -> None:
+def write_piece(
+    folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokenizer, seed: int, language: str
+) -> None:
     """Writes the files of piece number `index` into `folder`, unless they are there.
 
     There may be as many pieces as small files, so the disk is not waited for: what is lost with the power is not what
@@ -73,7 +77,10 @@ def _is_finished(folder: Path, index: int) -> bool:
     """Returns whether the files of a piece are there and whole."""
     try:
         sums = json.loads((folder / f"sums-{index:06d}.json").read_bytes())
-        return all(files.masked_crc32c(np.load(_file(folder, name, index))) == known for name, known in sums.items())
+        return all(
+            files.masked_crc32c(np.load(_file(folder, name, index))) == known
+            for name, known in sums.items()
+        )
     except (OSError, ValueError, EOFError):
         return False
 
@@ -87,7 +94,9 @@ class EncodedPiece(NamedTuple):
     lines: np.ndarray  # uint64: the sorted hashes of all lines
 
 
-def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed: int, language: str) -> EncodedPiece:
+def encode_documents(
+    documents: Iterable[list[str]], tokenizer: Tokenizer, seed: int, language: str
+) -> EncodedPiece:
     """Returns the documents with at least one token, and the hashes of all lines."""
     batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(documents)]
     records, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
@@ -105,7 +114,10 @@ def keys_of(documents: np.ndarray, passage: int) -> np.ndarray:
     """Returns the hashes uint64 [D] of the passages of `passage` parts, or with 0 of the documents, of records [D]."""
     if not passage:
         return documents["key"]
-    return mix(documents["key"] + (documents["part"] // passage + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return mix(
+        documents["key"]
+        + (documents["part"] // passage + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    )
 
 
 def unite(documents: np.ndarray, passage: int) -> np.ndarray:
@@ -138,20 +150,26 @@ def read_range(
     all_documents, all_sentences, all_tokens = [], [], []
     for index in range(num_pieces):
         documents = unite(np.load(_file(folder, "parts", index)), passage)
-        inside = (documents["key"] >= np.uint64(first_key)) & (documents["key"] <= np.uint64(last_key))
+        inside = (documents["key"] >= np.uint64(first_key)) & (
+            documents["key"] <= np.uint64(last_key)
+        )
         if not inside.any() and index + 1 < num_pieces:
             continue
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         for name, arrays in (("sentences", all_sentences), ("tokens", all_tokens)):
             ends, array = np.append(0, np.cumsum(documents[name])), _load(folder, name, index)
-            arrays += [np.array(array[ends[first] : ends[last]]) for first, last in edges.reshape(-1, 2)]
+            arrays += [
+                np.array(array[ends[first] : ends[last]]) for first, last in edges.reshape(-1, 2)
+            ]
             arrays.append(np.array(array[:0]))
         all_documents.append(documents[inside])
     documents, sentences, tokens = map(np.concatenate, (all_documents, all_sentences, all_tokens))
     return tokens, *order_documents(documents, sentences)
 
 
-def order_documents(documents: np.ndarray, sentences: np.ndarray) -> tuple[list[Document], dict[str, int]]:
+def order_documents(
+    documents: np.ndarray, sentences: np.ndarray
+) -> tuple[list[Document], dict[str, int]]:
     """Returns the bounds of documents [D] in order of their hashes, ties as they stand, and the sums of their counts.
 
     The ids of the documents are one flat array, in the order of `documents`; `sentences` are the lengths in it.
@@ -159,7 +177,9 @@ def order_documents(documents: np.ndarray, sentences: np.ndarray) -> tuple[list[
     starts = [0, *np.cumsum(sentences, dtype=np.int64).tolist()]
     stops = np.cumsum(documents["sentences"])
     order = np.argsort(documents["key"], kind="stable")
-    bounds = [starts[stops[index] - documents["sentences"][index] : stops[index] + 1] for index in order]
+    bounds = [
+        starts[stops[index] - documents["sentences"][index] : stops[index] + 1] for index in order
+    ]
     counts = {name: int(documents[name].sum()) for name in COUNTED}
     return bounds, {"documents": len(documents), **counts}
 
@@ -185,7 +205,9 @@ def count_different_lines(folder: Path, num_pieces: int, first_hash: int, last_h
 def document_key(lines: list[str], seed: int) -> int:
     """Returns a 64-bit hash of a document's text, another for each seed."""
     text = "\n".join(lines).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=str(seed).encode()).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text, digest_size=8, key=str(seed).encode()).digest(), "little"
+    )
 
 
 def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
@@ -210,7 +232,8 @@ def _encode(
     Empty sentences are dropped.
     """
     sentences: list[str] = []
-    starts, failed = [0], []  # of each document's sentences, and the end of the last one's; its lines that failed
+    # of each document's sentences, and the end of the last one's; its lines that failed
+    starts, failed = [0], []
     for lines in documents:
         document_sentences, num_failed = split_lines(lines, language)
         sentences += document_sentences
@@ -224,7 +247,9 @@ def _encode(
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
         key, num_bytes = document_key(lines, seed), sum(map(len, raw)) + len(raw)
         num_words = sum(len(line.split()) for line in lines)
-        for part, counts in enumerate(_parts(lengths[start:end], sentences[start:end], (num_bytes, num_words))):
+        for part, counts in enumerate(
+            _parts(lengths[start:end], sentences[start:end], (num_bytes, num_words))
+        ):
             records.append((key, part, 0 if part else num_failed, *counts))
     lines = np.frombuffer(b"".join(digests), "<u8")
     return np.array(records, DOCUMENT), lengths[lengths > 0].astype(np.int32), tokens, lines
@@ -236,11 +261,17 @@ def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.nd
     cuts = [0, *(np.flatnonzero(np.diff(stretches)) + 1).tolist(), len(sentences)]
     if blank := tokenizer.template.blank:
         sentences = [blank + sentence for sentence in sentences]
-    encoded = [tokenizer.encode_arrays(sentences[first:last]) for first, last in zip(cuts, cuts[1:])]
-    return np.concatenate([tokens for tokens, _ in encoded]), np.concatenate([lengths for _, lengths in encoded])
+    encoded = [
+        tokenizer.encode_arrays(sentences[first:last]) for first, last in zip(cuts, cuts[1:])
+    ]
+    return np.concatenate([tokens for tokens, _ in encoded]), np.concatenate(
+        [lengths for _, lengths in encoded]
+    )
 
 
-def _parts(lengths: np.ndarray, sentences: list[str], totals: tuple[int, int]) -> list[tuple[int, ...]]:
+def _parts(
+    lengths: np.ndarray, sentences: list[str], totals: tuple[int, int]
+) -> list[tuple[int, ...]]:
     """Returns the `COUNTED` of each part of a document of sentences with `lengths` [S] tokens.
 
     Each part gets a share of `totals`, the document's bytes and words, by the characters of its sentences.

@@ -60,17 +60,24 @@ class PrepareOptions(Section):
     shards: int = 0  # shards of the training split; 0 makes one for every 16 M tokens
     seed: int = 0
     language: str = "en"  # language of the sentence splitter, an ISO 639 code
-    pack: int = setting(1, most=packing.MAX_PER_ROW)  # most sequences in a row; with 0 or 1 each row has one sequence
+    # most sequences in a row; with 0 or 1 each row has one sequence
+    pack: int = setting(1, most=packing.MAX_PER_ROW)
 
     def validate(self) -> None:
         super().validate()
         if not re.fullmatch("[a-z]{2,3}", self.language):
-            raise InputError(f"language {self.language!r} is not an ISO 639 code in small letters, such as en or de")
+            raise InputError(
+                f"language {self.language!r} is not an ISO 639 code in small letters, such as en or de"
+            )
 
     def identity(self) -> JsonObject:
         """Returns the options; "pack" only if rows are packed, as in data sets made before packing was added."""
         options = dataclasses.asdict(self)
-        return options if self.pack > 1 else {name: value for name, value in options.items() if name != "pack"}
+        return (
+            options
+            if self.pack > 1
+            else {name: value for name, value in options.items() if name != "pack"}
+        )
 
 
 def prepare(
@@ -93,7 +100,9 @@ def prepare(
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
     if urls.is_remote(output):
-        return uploaded(output, lambda path: prepare(inputs, tokenizer, path, options, num_workers, text_column))
+        return uploaded(
+            output, lambda path: prepare(inputs, tokenizer, path, options, num_workers, text_column)
+        )
     path = Path(output)
     plan = corpus.plan_pieces(inputs, text_column=text_column)
     loaded = load_tokenizer(tokenizer)
@@ -110,9 +119,15 @@ def prepare(
             documents = pieces.read_documents(work, len(plan))
             ranges = plan_ranges(documents, options)
             num_lines = pieces.count_lines(work, len(plan))
-            different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
+            different = run(
+                functools.partial(_count_different_lines, job),
+                _hash_ranges(num_lines),
+                "sets of lines",
+            )
             results = run(functools.partial(_make_shard, job), ranges, "shards")
-        counts = (np.load(work / f"counts-{shard.name}") for shard in ranges if shard.split == "train")
+        counts = (
+            np.load(work / f"counts-{shard.name}") for shard in ranges if shard.split == "train"
+        )
         token_counts = sum(counts, start=np.zeros(loaded.vocab_size, np.int64))
         figures = {
             "inputs": corpus.describe_inputs(corpus.public_names(inputs), contents),
@@ -123,7 +138,9 @@ def prepare(
     return manifest
 
 
-def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> JsonObject:
+def identity_of(
+    options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer
+) -> JsonObject:
     """Returns the identity of a data set in its manifest: format, options, and fingerprints of input and tokenizer."""
     return {
         "format": records.FORMAT,
@@ -167,10 +184,18 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
     keys = np.unique(documents["key"])
     least, rule = _least(options)
     if not len(keys):
-        raise InputError("the input holds no document: no line of it gives a token; give files with text")
+        raise InputError(
+            "the input holds no document: no line of it gives a token; give files with text"
+        )
     if len(keys) < least:
-        contents = f"{len(documents)} documents, all of the same text" if len(documents) > 1 else "one document"
-        raise InputError(f"the input holds {contents}, and {rule}; part documents by blank lines, or add text")
+        contents = (
+            f"{len(documents)} documents, all of the same text"
+            if len(documents) > 1
+            else "one document"
+        )
+        raise InputError(
+            f"the input holds {contents}, and {rule}; part documents by blank lines, or add text"
+        )
     num_heldout = _count_heldout(len(keys), options)
     if len(keys) - num_heldout < least:
         held = f"{len(keys)} different documents; to hold out {num_heldout}, each split needs {least}, as {rule}"
@@ -183,7 +208,9 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
             num_shards = options.shards
             if least * num_shards > len(split_keys):
                 few = f"{len(split_keys)} documents: each needs {least}, as {rule}"
-                raise InputError(f"shards {num_shards} is too many for {few}; use at most {len(split_keys) // least}")
+                raise InputError(
+                    f"shards {num_shards} is too many for {few}; use at most {len(split_keys) // least}"
+                )
         num_shards = min(num_shards, len(split_keys) // least)
         for index in range(num_shards):
             first, last = (len(split_keys) * number // num_shards for number in (index, index + 1))
@@ -201,7 +228,11 @@ def _least(options: PrepareOptions) -> tuple[int, str]:
 
 def _count_heldout(num_documents: int, options: PrepareOptions) -> int:
     """Returns the number of different documents to hold out."""
-    return max(_least(options)[0], round(options.holdout_rate * num_documents)) if options.holdout_rate else 0
+    return (
+        max(_least(options)[0], round(options.holdout_rate * num_documents))
+        if options.holdout_rate
+        else 0
+    )
 
 
 def _holds_out_too_much(documents: np.ndarray, options: PrepareOptions) -> bool:
@@ -211,7 +242,9 @@ def _holds_out_too_much(documents: np.ndarray, options: PrepareOptions) -> bool:
     if len(keys) - num_heldout < _least(options)[0] * max(1, options.shards):
         return True
     heldout = documents["tokens"][np.isin(documents["key"], keys[:num_heldout])].sum()
-    return bool(heldout > max(MOST_HELD_OUT * options.holdout_rate, MUCH_TEXT) * documents["tokens"].sum())
+    return bool(
+        heldout > max(MOST_HELD_OUT * options.holdout_rate, MUCH_TEXT) * documents["tokens"].sum()
+    )
 
 
 def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:
@@ -258,7 +291,9 @@ def _make_shard(job: _Job, shard: Range) -> JsonObject:
     """Writes a shard and its counts of tokens, and returns its record in the manifest."""
     finished = job.work / f"{shard.name}.json"
     if (
-        made := records.read_part(finished, ("file", "documents", "words", "sequences", "filled", "dropped"))
+        made := records.read_part(
+            finished, ("file", "documents", "words", "sequences", "filled", "dropped")
+        )
     ) is not None:
         return made
     tokenizer = job.tokenizer()
@@ -299,9 +334,13 @@ def make_shard(
         tokenizer.template.separators,
     )
     if len(created) * shard.num_shards >= 1 << 32:
-        raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
+        raise InputError(
+            "the data set has more than 2^32 sequences; use fewer duplicates or part the text"
+        )
     # Sequence i of shard s of S shards has the number i * S + s, since no shard knows the size of the others.
-    numbers = np.arange(len(created), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
+    numbers = np.arange(len(created), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(
+        shard.index
+    )
     lengths = instances.sequence_lengths(created, tokenizer.template.separators)
     dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
 
@@ -311,10 +350,15 @@ def make_shard(
     if options.pack > 1:
         row_dtype = records.row_dtype(options.max_seq_length, options.pack, tokenizer.vocab_size)
         seed = packing.shard_seed(options.seed, shard.split, shard.index)
-        num_rows, chunks = packing.packed_rows(lengths, single_rows, row_dtype, tokenizer.pad_id, seed)
+        num_rows, chunks = packing.packed_rows(
+            lengths, single_rows, row_dtype, tokenizer.pad_id, seed
+        )
     else:
         num_rows, row_dtype = len(created), dtype
-        chunks = (single_rows(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(created), _ROWS_AT_ONCE))
+        chunks = (
+            single_rows(slice(start, start + _ROWS_AT_ONCE))
+            for start in range(0, len(created), _ROWS_AT_ONCE)
+        )
     token_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
     result = {
         "file": records.write_shard(folder / shard.name, row_dtype, num_rows, chunks),
@@ -349,5 +393,9 @@ def finish(
     # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
     made_with = {"bert_jax": __version__, **dict([splitter_version().split()])}
-    splits = summary.describe_splits(options.max_seq_length, [shard.split for shard in ranges], made)
-    return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, **figures)
+    splits = summary.describe_splits(
+        options.max_seq_length, [shard.split for shard in ranges], made
+    )
+    return records.finish_dataset(
+        path, identity, row, tokenizer, splits, token_counts, made_with, **figures
+    )

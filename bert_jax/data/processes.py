@@ -23,7 +23,9 @@ Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
-def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result], list[Task], str], list[Result]]]:
+def task_runner(
+    num_workers: int,
+) -> Iterator[Callable[[Callable[[Task], Result], list[Task], str], list[Result]]]:
     """Yields `run(function, tasks, what)`, which returns `function(task)` for each task, in their order.
 
     `num_workers` processes share the tasks (0 is one for each core that this process may use); with one, all happens
@@ -36,7 +38,9 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
     allow_many_files()
     num_workers = num_workers or _count_cores()
     if num_workers == 1:
-        yield lambda function, tasks, what: _collect(enumerate(map(function, tasks)), len(tasks), what)
+        yield lambda function, tasks, what: _collect(
+            enumerate(map(function, tasks)), len(tasks), what
+        )
         return
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # starting it later would unblock SIGINT
@@ -44,10 +48,14 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
     pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, _start_worker, (alive,))
     with alive, ours:  # workers end when this process closes `ours`, or is killed
         try:
-            yield lambda function, tasks, what: _collect(_as_completed(pool, function, tasks), len(tasks), what)
+            yield lambda function, tasks, what: _collect(
+                _as_completed(pool, function, tasks), len(tasks), what
+            )
         except BrokenProcessPool:
             reason = "a worker process was killed, probably for lack of memory"
-            raise StoppedError(f"{reason}; run it again with fewer workers: what is finished is kept") from None
+            raise StoppedError(
+                f"{reason}; run it again with fewer workers: what is finished is kept"
+            ) from None
         except KeyboardInterrupt:
             ours.close()
             raise

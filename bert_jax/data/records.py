@@ -31,19 +31,25 @@ NO_LABEL = -1
 _REMEDY = "copy it again, or delete the directory and prepare the data set again"
 
 _FILE = {"name": schema.file_name, "bytes": schema.integer(), "sha256": schema.SHA256}
-_BLOCKS = schema.record({"rows": schema.integer(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")})
+_BLOCKS = schema.record(
+    {"rows": schema.integer(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")}
+)
 _SHARD = schema.record({**_FILE, "rows": schema.integer()}, {"blocks": _BLOCKS})
 _SPLIT = schema.record({"sequences": schema.integer(), "shards": schema.list_of(_SHARD)})
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _COUNT = schema.integer(1, 65535)
-_INPUTS = schema.record({"names": schema.list_of(schema.text()), "files": schema.integer(), "bytes": schema.integer()})
+_INPUTS = schema.record(
+    {"names": schema.list_of(schema.text()), "files": schema.integer(), "bytes": schema.integer()}
+)
 # The part of a manifest that is read. The rest is figures for people, and the versions that made the data set.
 _MANIFEST = schema.record(
     {
         "identity": schema.record(
             {"options": schema.record({}, {"next_sentence": schema.one_of("nsp", "sop", "none")})}
         ),
-        "row": schema.record({"length": _COUNT, "max_sequences": _COUNT}, {"predictions": schema.integer(0, 65535)}),
+        "row": schema.record(
+            {"length": _COUNT, "max_sequences": _COUNT}, {"predictions": schema.integer(0, 65535)}
+        ),
         "tokenizer": schema.record(
             {"fingerprint": schema.text(), "vocab_size": schema.integer(1, 2**31 - 1)}
             | dict.fromkeys(_SPECIAL_IDS, schema.integer())
@@ -55,7 +61,9 @@ _MANIFEST = schema.record(
 )
 
 
-def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions: int = 0) -> np.dtype:
+def row_dtype(
+    row_length: int, max_sequences: int, vocab_size: int, predictions: int = 0
+) -> np.dtype:
     """Returns the record of one row of L positions and M sequences. Its arrays come out as [R, L] and [R, M].
 
     With `predictions`, P, a row also holds the tokens to predict: static masks, made before training
@@ -68,7 +76,8 @@ def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions:
         ("lengths", "<u2", (max_sequences,)),  # tokens with [CLS] and [SEP]; 0 is an empty place
         ("first_lengths", "<u2", (max_sequences,)),  # those of type 0: [CLS] A [SEP]
         ("labels", "i1", (max_sequences,)),  # 0 B follows A, 1 B is from elsewhere, NO_LABEL
-        ("numbers", "<u4", (max_sequences,)),  # the sequence's own number in its split, however it is packed
+        # the sequence's own number in its split, however it is packed
+        ("numbers", "<u4", (max_sequences,)),
     ]
     if predictions:
         fields += [
@@ -94,7 +103,9 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
     return f"{split}-{index:05d}-of-{num_shards:05d}.npy"
 
 
-def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.ndarray]) -> JsonObject:
+def write_shard(
+    path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.ndarray]
+) -> JsonObject:
     """Writes a shard of `num_rows` records and returns its name, rows, bytes, sha256 and the checksums of its blocks.
 
     Plain writes, no memory map: on a full disk a write fails with an error where a map kills the process.
@@ -102,7 +113,12 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
     """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_rows,)}
+        header,
+        {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": (num_rows,),
+        },
     )
     digest = hashlib.sha256()
     blocks = BlockSums(block_rows(dtype), dtype.itemsize)
@@ -118,7 +134,13 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
         if num_bytes != len(header.getvalue()) + num_rows * dtype.itemsize:
             raise ValueError(f"{path}: {num_rows} rows were promised, another number was given")
     sha256 = digest.hexdigest()
-    return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": sha256, "blocks": blocks.result()}
+    return {
+        "name": path.name,
+        "rows": num_rows,
+        "bytes": num_bytes,
+        "sha256": sha256,
+        "blocks": blocks.result(),
+    }
 
 
 def read_part(path: Path, names: Iterable[str]) -> JsonObject | None:
@@ -202,7 +224,9 @@ class LocalRows:
         """
         indices = np.asarray(row_indices, np.int64)
         if len(indices) and not (0 <= indices.min() and indices.max() < self.num_rows):
-            raise IndexError(f"row indices {indices.min()}..{indices.max()} are not in [0, {self.num_rows})")
+            raise IndexError(
+                f"row indices {indices.min()}..{indices.max()} are not in [0, {self.num_rows})"
+            )
         # Bytes are copied row by row (memcpy); indexing records would copy them field by field.
         if len(self.shards) == 1:
             rows = self.shards[0].take(indices, axis=0)
@@ -227,7 +251,8 @@ class Dataset:
     manifest: JsonObject
     train: RowSource
     heldout: RowSource  # without rows if nothing was held out
-    token_counts: np.ndarray  # int64 [V]: how often each id occurs in the text of the training documents
+    # int64 [V]: how often each id occurs in the text of the training documents
+    token_counts: np.ndarray
 
     @property
     def tokenizer_path(self) -> str:
@@ -246,7 +271,9 @@ class Dataset:
         named = self.manifest["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != named:
             ids = f"other ids than the rows (fingerprint {tokenizer.fingerprint[:12]}, not {shown(named[:12])})"
-            raise InputError(f"{self.tokenizer_path} is damaged or was replaced: it gives {ids}; copy it again")
+            raise InputError(
+                f"{self.tokenizer_path} is damaged or was replaced: it gives {ids}; copy it again"
+            )
         return tokenizer
 
     @property
@@ -265,7 +292,9 @@ class Dataset:
         """The words of the text that a row stands for, on average. Raises: InputError if the manifest has no count."""
         split = self.manifest["splits"]["train"]
         if not split.get("words"):
-            raise InputError(f"{self.path} does not say how many words its text has; leave checkpoint.keep_words out")
+            raise InputError(
+                f"{self.path} does not say how many words its text has; leave checkpoint.keep_words out"
+            )
         special = 2 if self.manifest["identity"]["options"].get("next_sentence") == "none" else 3
         tokens = split["fill"] * split["rows"] * self.row_length - special * split["sequences"]
         return split["words"] * tokens / split["tokens"] / split["rows"]
@@ -317,12 +346,16 @@ def open_rows(about: About, verify: bool = True) -> Dataset:
     """Returns the data set with its rows, which are copied if they are at a URL; see `open_dataset`."""
     files.allow_many_files()  # each shard is one
     if about.url:
-        urls.copy_beside(str(about.path / MANIFEST), about.url, [shard["name"] for shard in about.shards])
+        urls.copy_beside(
+            str(about.path / MANIFEST), about.url, [shard["name"] for shard in about.shards]
+        )
     files.check_sizes(about.path, about.shards, _REMEDY)
     if verify:
         files.check_sums(about.path, about.shards, _REMEDY)
     splits = about.manifest["splits"]
-    train, heldout = (_open_split(about.path, splits[name], about.dtype) for name in ("train", "heldout"))
+    train, heldout = (
+        _open_split(about.path, splits[name], about.dtype) for name in ("train", "heldout")
+    )
     return Dataset(about.path, about.manifest, train, heldout, about.token_counts)
 
 
@@ -336,7 +369,9 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
     made_by = manifest["tokenizer"]["fingerprint"]
     if tokenizer_fingerprint and tokenizer_fingerprint != made_by:
         made = f"{path} was made with tokenizer {made_by[:12]}, not {tokenizer_fingerprint[:12]}"
-        raise InputError(f"{made}; use the tokenizer in {path / TOKENIZER} or prepare the text again")
+        raise InputError(
+            f"{made}; use the tokenizer in {path / TOKENIZER} or prepare the text again"
+        )
     counts = manifest["token_counts"]
     if url:
         urls.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", counts["name"]])
@@ -348,7 +383,9 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
     dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
     token_counts = _load(path / counts["name"])
     if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
-        raise InputError(f"{path / counts['name']} does not hold the counts of {vocab_size} tokens; prepare it again")
+        raise InputError(
+            f"{path / counts['name']} does not hold the counts of {vocab_size} tokens; prepare it again"
+        )
     return About(url, path, manifest, dtype, token_counts)
 
 
@@ -356,11 +393,20 @@ def _read_manifest(path: Path) -> JsonObject:
     """Returns the manifest of a directory. Raises: InputError if it is damaged or of another format."""
     manifest = files.read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")
+        raise InputError(
+            f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else"
+        )
     if manifest.get("version") != VERSION:
         theirs = shown(manifest.get("version"))
-        raise InputError(f"{path} has format version {theirs}, not {VERSION}; prepare the text again")
-    schema.check(manifest, _MANIFEST, path / MANIFEST, "it is damaged, so copy it again or prepare the text again")
+        raise InputError(
+            f"{path} has format version {theirs}, not {VERSION}; prepare the text again"
+        )
+    schema.check(
+        manifest,
+        _MANIFEST,
+        path / MANIFEST,
+        "it is damaged, so copy it again or prepare the text again",
+    )
     return manifest
 
 
@@ -370,7 +416,9 @@ def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> LocalRows:
     for shard in split["shards"]:
         records = _load(path / shard["name"])
         if records.dtype != dtype or records.shape != (shard["rows"],):
-            raise InputError(f"{path / shard['name']} does not hold {shard['rows']} rows; prepare it again")
+            raise InputError(
+                f"{path / shard['name']} does not hold {shard['rows']} rows; prepare it again"
+            )
         shards.append(records.view(np.uint8).reshape(len(records), dtype.itemsize))
     ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
     return LocalRows(dtype=dtype, num_sequences=split["sequences"], shards=tuple(shards), ends=ends)
@@ -380,6 +428,7 @@ def _load(path: Path) -> np.ndarray:
     """Returns the memory map of a `.npy` file. Raises: InputError if it is not a valid one."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
+    # its header is Python
+    except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:
         remedy = TOO_MANY_FILES if are_too_many(error) else "prepare the data set again"
         raise InputError(f"{path} is not a .npy file ({one_line(error)[:100]}); {remedy}") from None

@@ -16,7 +16,8 @@ _PAIRED_MARKS = str.maketrans(dict.fromkeys("\"'()[]{}«»‹›“”„‟‘�
 # At each end of a sentence the splitter looks back to the last blank. Where there is none, as in Chinese, its time
 # would grow with the square of the length of a line. Such lines are shown to it in windows.
 _LONGEST_WORD = 1000  # characters between blanks
-_WINDOW = 4 * _LONGEST_QUOTATION  # a quotation that begins in its first half ends in it, or is too long
+# a quotation that begins in its first half ends in it, or is too long
+_WINDOW = 4 * _LONGEST_QUOTATION
 
 # sentencex 1.0.32 panics at most full stops after a capital letter and a blank that is not ASCII. Such blanks are
 # shown to it as ASCII ones. Other blanks are only if it still panics, as that may change where it splits.
@@ -24,7 +25,8 @@ _WIDE_BLANKS = [chr(code) for code in range(128, 0x10000) if chr(code).isspace()
 _ASCII_BLANKS = str.maketrans(dict.fromkeys(_WIDE_BLANKS, " "))
 _BLANKS_BEFORE_STOP = re.compile(r"(?<=[A-Z])\s*[^\S\x00-\x7f](?=\.)")
 
-_ASCII_END = re.compile(r"[\n!.:;?]")  # ends of sentences in any of the splitter's languages, : and ; in some alone
+# ends of sentences in any of the splitter's languages, : and ; in some alone
+_ASCII_END = re.compile(r"[\n!.:;?]")
 
 
 class _PanicError(Exception):
@@ -61,7 +63,8 @@ def _split(line: str, language: str) -> list[str]:
     sentences: list[str] = []
     for sentence in _call(line, language) if line.isascii() else _segment(line, language):
         if len(sentence) > _LONGEST_QUOTATION:
-            hidden = _segment(sentence.translate(_PAIRED_MARKS), language)  # the same lengths: nothing is dropped
+            # the same lengths: nothing is dropped
+            hidden = _segment(sentence.translate(_PAIRED_MARKS), language)
             sentences += filter(None, (part.strip() for part in _cut(sentence, hidden)))
         elif stripped := sentence.strip():
             sentences.append(stripped)

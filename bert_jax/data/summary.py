@@ -12,10 +12,13 @@ from bert_jax.storage.files import JsonObject
 MANY_COPIES = 0.1  # share of copied documents above which a warning is printed
 MANY_UNKNOWN = 0.1  # share of tokens that are [UNK]
 MANY_RANDOM = 0.9  # share of next sentences that are random
-MANY_DROPPED = 0.15  # share of tokens that are in no row; of English in rows of 128 it is 9 % after one pass
+# share of tokens that are in no row; of English in rows of 128 it is 9 % after one pass
+MANY_DROPPED = 0.15
 
 
-def describe_splits(row_length: int, homes: Sequence[str], made: list[JsonObject]) -> dict[str, JsonObject]:
+def describe_splits(
+    row_length: int, homes: Sequence[str], made: list[JsonObject]
+) -> dict[str, JsonObject]:
     """Returns the manifest's record of each split: the sums over its shards, and the shards.
 
     `homes` are the splits of the shards that `made` describes.
@@ -23,9 +26,13 @@ def describe_splits(row_length: int, homes: Sequence[str], made: list[JsonObject
     splits = {}
     for split in ("train", "heldout"):
         own = [result for home, result in zip(homes, made, strict=True) if home == split]
-        totals = {name: sum(result[name] for result in own) for name in ("documents", *pieces.COUNTED, "sequences")}
+        totals = {
+            name: sum(result[name] for result in own)
+            for name in ("documents", *pieces.COUNTED, "sequences")
+        }
         random_next, filled, unknown, dropped = (
-            sum(result[name] for result in own) for name in ("random_next", "filled", "unknown", "dropped")
+            sum(result[name] for result in own)
+            for name in ("random_next", "filled", "unknown", "dropped")
         )
         num_rows = sum(result["file"]["rows"] for result in own)
         splits[split] = {
@@ -40,7 +47,9 @@ def describe_splits(row_length: int, homes: Sequence[str], made: list[JsonObject
     return splits
 
 
-def describe_text(parts: np.ndarray, num_lines: int, num_different_lines: int, passage: int) -> JsonObject:
+def describe_text(
+    parts: np.ndarray, num_lines: int, num_different_lines: int, passage: int
+) -> JsonObject:
     """Returns the manifest's record of all text.
 
     It has the numbers and shares of copied documents and lines; the number of lines at which the splitter failed, if
@@ -91,7 +100,9 @@ def say_summary(manifest: JsonObject, seconds: float) -> None:
     )
     for warning in _warnings(manifest):
         say(f"warning: {warning}")
-    say(f"{megabytes:.1f} MB of text in {seconds:.0f} s ({megabytes / max(seconds, 1e-9):.1f} MB/s)")
+    say(
+        f"{megabytes:.1f} MB of text in {seconds:.0f} s ({megabytes / max(seconds, 1e-9):.1f} MB/s)"
+    )
 
 
 def _warnings(manifest: JsonObject) -> Iterator[str]:

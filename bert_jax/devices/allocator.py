@@ -32,12 +32,14 @@ def reuse_freed_memory() -> bool:
     if sys.platform != "linux" or not _computes_on_cpu() or _is_chosen():
         return False
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "mallinfo2"):  # since glibc 2.33
+    # since glibc 2.33
+    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "mallinfo2"):
         return False
     libc.mallinfo2.restype = _MallocInfo
     # Keep freed memory, never use mmap for single blocks, and let all threads share one heap.
     kept = [
-        libc.mallopt(option, value) for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1))
+        libc.mallopt(option, value)
+        for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1))
     ]
     _ask_for_huge_pages(libc, _memory() // 2)
     global _keeping
@@ -70,7 +72,8 @@ def give_back_freed_memory(most: float = 0.25) -> bool:
     many = kept > 2 * share or (kept > share and _available() < share)
     if not (many or (compiled and kept > 0)) or not _keeping.malloc_trim(0):
         return False
-    _ask_for_huge_pages(_keeping, _memory() // 2)  # the heap has shrunk; new parts of it need the advice again
+    # the heap has shrunk; new parts of it need the advice again
+    _ask_for_huge_pages(_keeping, _memory() // 2)
     return True
 
 
@@ -99,10 +102,13 @@ def _available() -> int:
     """Returns the bytes that others may still take: the kernel's estimate, and what is left of a container's limit."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
     left = [1024 * next((int(words[1]) for words in lines if words[:1] == ["MemAvailable:"]), 0)]
-    for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):  # cgroups, version 2 and 1
+    # cgroups, version 2 and 1
+    for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
         folder = Path("/sys/fs/cgroup", "memory" if usage == "usage_in_bytes" else "")
         try:
-            most, used = (int((folder / f"memory.{name}").read_text("ascii")) for name in (limit, usage))
+            most, used = (
+                int((folder / f"memory.{name}").read_text("ascii")) for name in (limit, usage)
+            )
         except (OSError, ValueError):
             continue  # no such file, or no limit ("max")
         left.append(most - used)
@@ -124,9 +130,17 @@ def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:
 
 def _computes_on_cpu() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    return platforms == "cpu" if platforms else not any(Path(device).exists() for device in _ACCELERATORS)
+    return (
+        platforms == "cpu"
+        if platforms
+        else not any(Path(device).exists() for device in _ACCELERATORS)
+    )
 
 
 def _is_chosen() -> bool:
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    return chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or "LD_PRELOAD" in os.environ
+    return (
+        chosen
+        or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+        or "LD_PRELOAD" in os.environ
+    )

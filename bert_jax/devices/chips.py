@@ -19,7 +19,8 @@ class Chip:
     hbm_bytes: float = 0.0
     hbm_bandwidth: float = 0.0
     link_bandwidth: float = 0.0  # from a chip to its neighbours, sum of all links in one direction
-    network_bandwidth: float = 0.0  # from a GPU to other hosts; 0 for TPUs, which the links connect across hosts
+    # from a GPU to other hosts; 0 for TPUs, which the links connect across hosts
+    network_bandwidth: float = 0.0
     megacore: bool = False  # libtpu compiles both cores of a chip as one device
 
     @property
@@ -31,13 +32,21 @@ def _same(device_kind: str, flops: float, **rest: float | str | bool) -> Chip:
     return Chip(device_kind, flops, flops, **rest)  # type: ignore[arg-type]
 
 
-def _tpu(device_kind: str, flops: float, family: str, hbm: float, bandwidth: float, links: float) -> Chip:
+def _tpu(
+    device_kind: str, flops: float, family: str, hbm: float, bandwidth: float, links: float
+) -> Chip:
     rest = {"hbm_bytes": hbm * GIB, "hbm_bandwidth": bandwidth, "link_bandwidth": links}
     return _same(device_kind, flops, family=family, **rest, megacore=family in ("v4", "v5p"))
 
 
 def _gpu(
-    device_kind: str, bfloat16: float, family: str, hbm: float, bandwidth: float, links: float, net: float
+    device_kind: str,
+    bfloat16: float,
+    family: str,
+    hbm: float,
+    bandwidth: float,
+    links: float,
+    net: float,
 ) -> Chip:
     return Chip(device_kind, bfloat16, bfloat16 / 2, family, hbm, bandwidth, links, net)
 

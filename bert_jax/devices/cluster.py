@@ -19,7 +19,12 @@ from bert_jax.devices.tpu_hosts import count_hosts
 from bert_jax.errors import InputError
 
 # Variables in which schedulers give the number of processes of a job.
-_JOB_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")
+_JOB_SIZES = (
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "MEGASCALE_NUM_SLICES",
+)
 _HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 
@@ -44,15 +49,25 @@ def join(
     """
     given = (bool(coordinator), num_processes > 0, process_id >= 0)
     if any(given) != all(given):
-        raise InputError("--coordinator, --num_processes and --process_id go together; give all three or none")
-    limits = {"join_seconds": join_seconds, "lost_seconds": lost_seconds, "agree_seconds": agree_seconds}
+        raise InputError(
+            "--coordinator, --num_processes and --process_id go together; give all three or none"
+        )
+    limits = {
+        "join_seconds": join_seconds,
+        "lost_seconds": lost_seconds,
+        "agree_seconds": agree_seconds,
+    }
     for name, seconds in limits.items():
         if seconds < 1:
             raise InputError(f"--{name} {seconds} is below 1; use 1 or more")
-    if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ) and count_hosts(os.environ) < 2)):
+    if not any(given) and (
+        how == "off" or (how == "auto" and not is_job(os.environ) and count_hosts(os.environ) < 2)
+    ):
         return
     if any(given) and process_id >= num_processes:
-        raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")
+        raise InputError(
+            f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0"
+        )
     asked: dict[str, Any] = {
         "coordinator_address": coordinator,
         "num_processes": num_processes,
@@ -67,14 +82,19 @@ def join(
     try:
         with _failing_calmly():
             jax.distributed.initialize(**(asked if any(given) else {}), **options)
-    except (ValueError, RuntimeError, OSError) as error:  # the last is of a metadata server that does not answer
+    # the last is of a metadata server that does not answer
+    except (ValueError, RuntimeError, OSError) as error:
         _leave_at_exit(1)
         reason = " ".join(str(error).split())[:300]
         if "bad_cast" in reason:  # JAX lost the text of the coordination service's error
             where = f"at {coordinator} " if coordinator else ""
             others = f"of {num_processes} processes " if num_processes else ""
-            reason = f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
-        raise InputError(f"the processes cannot join: {reason}; see docs/launching.md, or --distributed=off") from None
+            reason = (
+                f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
+            )
+        raise InputError(
+            f"the processes cannot join: {reason}; see docs/launching.md, or --distributed=off"
+        ) from None
     if job := open_job(lost_seconds, agree_seconds):
         _end_where_jax_aborts(job.members)
 
@@ -85,7 +105,8 @@ def _end_where_jax_aborts(members: Members) -> None:
     This happens if this process was suspended until the others had ended. The client wants to call the function that
     `_failing_calmly` gave it, cannot convert the error for Python, and ends by std::terminate.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C++ library: JAX aborts, with a dump
+    # another C++ library: JAX aborts, with a dump
+    with contextlib.suppress(OSError, AttributeError):
         handler = ctypes.CFUNCTYPE(None)(members.leave_lost)
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(handler)
         _kept.append(handler)
@@ -136,7 +157,8 @@ def one_fate() -> Iterator[None]:
         return
     members = job.members
     try:
-        jax.devices()  # starts the backend in all processes now; JAX does not wait for one that starts minutes later
+        # starts the backend in all processes now; JAX does not wait for one that starts minutes later
+        jax.devices()
         job.exchange("ready")
         _connect()
         yield
@@ -148,7 +170,8 @@ def one_fate() -> Iterator[None]:
             cause = members.find_cause()  # collectives break off with errors of many types
             if cause:
                 _leave_at_exit(cause.STATUS, members)
-                members.tell_failure(str(cause), cause.STATUS)  # collectives of others may not break off
+                # collectives of others may not break off
+                members.tell_failure(str(cause), cause.STATUS)
                 raise cause from None
         _leave_at_exit(status, members)
         members.tell_failure(" ".join(str(error).split()) or type(error).__name__, status)
@@ -159,8 +182,12 @@ def _connect() -> None:
     """Runs a small program on all devices: CPUs connect in their first one, for which they wait 30 s."""
     mesh = Mesh(jax.devices(), ("all",))
     where = NamedSharding(mesh, PartitionSpec("all"))
-    ones = jax.make_array_from_callback((jax.device_count(),), where, lambda _: np.ones(1, np.int32))
-    jax.block_until_ready(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones))
+    ones = jax.make_array_from_callback(
+        (jax.device_count(),), where, lambda _: np.ones(1, np.int32)
+    )
+    jax.block_until_ready(
+        jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones)
+    )
 
 
 def _leave_at_exit(status: int, members: Members | None = None) -> None:
@@ -182,4 +209,6 @@ def is_job(environment: Mapping[str, str]) -> bool:
     """Returns whether the variables of a scheduler name several processes."""
     sizes = (environment.get(name, "") for name in _JOB_SIZES)
     hosts = (environment.get(name, "") for name in _HOST_LISTS)
-    return any(size.isdecimal() and int(size) > 1 for size in sizes) or any("," in names for names in hosts)
+    return any(size.isdecimal() and int(size) > 1 for size in sizes) or any(
+        "," in names for names in hosts
+    )

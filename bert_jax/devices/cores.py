@@ -38,7 +38,9 @@ def on_all_cores() -> Iterator[None]:
             before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
             cores = sorted(set().union(*before.values()))
             first = os.getpid()  # so that several processes do not all begin with the same core
-            if len(cores) == len(before) > 1 and all(len(affinity) == len(cores) for affinity in before.values()):
+            if len(cores) == len(before) > 1 and all(
+                len(affinity) == len(cores) for affinity in before.values()
+            ):
                 moved = before
                 for number, thread in enumerate(before, first):
                     os.sched_setaffinity(thread, {cores[number % len(cores)]})
@@ -56,5 +58,7 @@ def _threads() -> list[int]:
     process = os.getpid()
     if not _found.get(process):
         tasks = Path("/proc/self/task").iterdir()
-        _found[process] = [int(task.name) for task in tasks if (task / "comm").read_text("ascii").strip() == _XLA]
+        _found[process] = [
+            int(task.name) for task in tasks if (task / "comm").read_text("ascii").strip() == _XLA
+        ]
     return _found[process]

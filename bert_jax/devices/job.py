@@ -95,9 +95,13 @@ class Job:
                 value = action()
             except (InputError, OSError) as error:
                 failure = error
-        failed, value = json.loads(self.broadcast_text(what, json.dumps([failure is not None, value])))
+        failed, value = json.loads(
+            self.broadcast_text(what, json.dumps([failure is not None, value]))
+        )
         if failed:
-            raise failure or InputError(f"the first process could not {what}; its own message says why")
+            raise failure or InputError(
+                f"the first process could not {what}; its own message says why"
+            )
         return value
 
     def all_do(self, what: str, action: Callable[[], object]) -> None:
@@ -117,7 +121,9 @@ class Job:
             raise failure
         for number, problem in enumerate(problems):
             if problem:
-                raise InputError(f"{self.name(number)} could not {what}: {problem}; permit it to all") from failure
+                raise InputError(
+                    f"{self.name(number)} could not {what}: {problem}; permit it to all"
+                ) from failure
 
     def check_same(self, what: Mapping[str, object]) -> None:
         """Checks that all processes have the same code and the same values. `what` maps names to values, also nested.
@@ -127,7 +133,16 @@ class Job:
         what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
         text = json.dumps(what, sort_keys=True, default=str)
         # Compare digests first: the values of hundreds of processes would be too much for the first process to send.
-        if len(set(self.exchange("digest of what is the same", hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        if (
+            len(
+                set(
+                    self.exchange(
+                        "digest of what is the same", hashlib.sha256(text.encode()).hexdigest()
+                    )
+                )
+            )
+            == 1
+        ):
             return
         mappings = [json.loads(reply) for reply in self.exchange("what is the same", text)]
         for number, other in enumerate(mappings):
@@ -161,14 +176,21 @@ class Job:
 
     def _refuse_several(self) -> None:
         if jax.process_count() > 1:
-            raise InputError(f"{jax.process_count()} processes need jax.distributed.initialize() before JAX is used")
+            raise InputError(
+                f"{jax.process_count()} processes need jax.distributed.initialize() before JAX is used"
+            )
 
 
 class Several(Job):
     """A job of several processes, as seen by this one."""
 
     def __init__(
-        self, store: Store, index: int, count: int, lost_seconds: float = 0, agree_seconds: float = AGREE_SECONDS
+        self,
+        store: Store,
+        index: int,
+        count: int,
+        lost_seconds: float = 0,
+        agree_seconds: float = AGREE_SECONDS,
     ) -> None:
         """`store` is the client of JAX's coordination service; without `lost_seconds` nobody watches the others.
 
@@ -212,7 +234,8 @@ class Several(Job):
         """Returns {process: value} of the speakers, which may include this process."""
         self._times[topic] += 1
         key = f"topic/{quote(topic, safe='')}/{self._times[topic]}"
-        pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
+        # all of them read all values from the first
+        pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)
         if self.index in speakers:
             self.members.set(f"{key}/{self.index}", value)
         if len(values := self.members.get(key)) < len(speakers):
@@ -220,7 +243,8 @@ class Several(Job):
         worked = looked = time.monotonic()  # when the others last worked
         while len(values := self.members.get(key)) < len(speakers):
             failure = self.members.failure_of_another()
-            if failure and len(self.members.get(key)) < len(speakers):  # else it gave its value before it failed
+            # else it gave its value before it failed
+            if failure and len(self.members.get(key)) < len(speakers):
                 raise failure
             if time.monotonic() - looked > self.members.pause:
                 looked = time.monotonic()
@@ -236,8 +260,12 @@ class Several(Job):
         for number, told in self.members.get("waits").items():
             times, _, other = told.partition(" ")
             if number in missing and int(times) > self._times[other]:
-                waits = f"{self.name(self.index)} waits for {self.name(number)} to agree on {topic!r}"
-                raise InputError(f"{waits}, and that one for this one on {other!r}; run the same code on all")
+                waits = (
+                    f"{self.name(self.index)} waits for {self.name(number)} to agree on {topic!r}"
+                )
+                raise InputError(
+                    f"{waits}, and that one for this one on {other!r}; run the same code on all"
+                )
 
     def _check_alive(self, topic: str, missing: list[int], worked: float) -> float:
         """Returns when each missing process last had work under way, in which it may take as long as its limit.
@@ -277,12 +305,15 @@ def open_job(lost_seconds: float, agree_seconds: float = AGREE_SECONDS) -> Sever
     """
     global _job
     try:
-        from jax._src.distributed import global_state as state  # has no public name: Orbax takes it from here too
+        # has no public name: Orbax takes it from here too
+        from jax._src.distributed import global_state as state
     except ImportError:
         return None
     with _making:
         if _job is None and state.client is not None and state.num_processes > 1:
-            _job = Several(state.client, state.process_id, state.num_processes, lost_seconds, agree_seconds)
+            _job = Several(
+                state.client, state.process_id, state.num_processes, lost_seconds, agree_seconds
+            )
     return _job
 
 

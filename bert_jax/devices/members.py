@@ -49,8 +49,10 @@ class Members:
         self._client = client
         self.pause = _BEAT_SECONDS * max(1.0, count / 64)  # seconds between two looks at the others
         others = [number for number in range(count) if number != index]
-        self._beats: dict[int, tuple[float, str]] = dict.fromkeys(others, (0.0, ""))  # {process: (when, beat)}
-        self._failed_at, self._status = 0.0, 1  # when this process failed itself, and its exit status then
+        # {process: (when, beat)}
+        self._beats: dict[int, tuple[float, str]] = dict.fromkeys(others, (0.0, ""))
+        # when this process failed itself, and its exit status then
+        self._failed_at, self._status = 0.0, 1
         self._ended = threading.Event()
         self.set(f"name/{index}", socket.gethostname())
         self._answered = time.monotonic()  # when the store did
@@ -65,13 +67,15 @@ class Members:
     def tell_failure(self, line: str, status: int) -> None:
         """Tells the others that this process ends, and why, unless it ends because another has failed."""
         self._failed_at, self._status = time.monotonic(), status
-        with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
+        # of JAX's client, without a type: the first process is gone
+        with contextlib.suppress(Exception):
             if not self.failure_of_another():
                 self.set(f"failed/{self.index}", f"{status} {line[:1000] or 'an error'}")
 
     def tell_hang(self, line: str) -> None:
         """Tells the others that this process ends because it hangs, and where; waits until they have read it."""
-        with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
+        # of JAX's client, without a type: the first process is gone
+        with contextlib.suppress(Exception):
             self.set(f"hang/{self.index}", line)
             time.sleep(_HANG_PAUSES * self.pause)
 
@@ -138,7 +142,9 @@ class Members:
 
     def failure_of_another(self) -> InputError | None:
         """Returns the error of another process that has failed, with the exit status of that process."""
-        failed = {number: told for number, told in self.get("failed").items() if number != self.index}
+        failed = {
+            number: told for number, told in self.get("failed").items() if number != self.index
+        }
         if not failed:
             return None
         number = min(failed)
@@ -163,14 +169,17 @@ class Members:
         """Returns the error for a process that gives no sign of life."""
         doing = self._beats[number][1].partition(" ")[2]
         silent = f"{self.name(number)} has not been heard of for {seconds:.0f} s{doing and f', last in {doing}'}"
-        return LostProcessError(f"{silent}; the same command on all resumes from the last checkpoint")
+        return LostProcessError(
+            f"{silent}; the same command on all resumes from the last checkpoint"
+        )
 
     def _say(self) -> None:
         """Reports what this process is doing, with a number that grows."""
         beat = 0
         while not self._ended.wait(self.pause):
             beat += 1
-            with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
+            # of JAX's client, without a type: the first process is gone
+            with contextlib.suppress(Exception):
                 self.set(f"beat/{self.index}", f"{beat} {describe()}")
 
     def _watch(self) -> None:
@@ -181,7 +190,8 @@ class Members:
         while not self._ended.wait(self.pause):
             beat += 1
             now = time.monotonic()
-            if now - looked > 5 * self.pause:  # this process itself was suspended, so missed heartbeats prove nothing
+            # this process itself was suspended, so missed heartbeats prove nothing
+            if now - looked > 5 * self.pause:
                 self._beats = dict.fromkeys(others, (0.0, ""))
             looked = now
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
@@ -190,7 +200,11 @@ class Members:
                 self.set(f"beat/{self.index}", f"{beat} {describe()}")
                 failure = self.failure_of_another()
                 silences = self.silences()
-                told = {number: line for number, line in self.get("hang").items() if number != self.index}
+                told = {
+                    number: line
+                    for number, line in self.get("hang").items()
+                    if number != self.index
+                }
                 hanging = [f"{self.name(number)} hangs: {line}" for number, line in told.items()]
             except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
                 if self._failed_at or self._ended.is_set():
@@ -199,7 +213,8 @@ class Members:
             self._answered = time.monotonic()
             if hanging:
                 say_stacks(f"{hanging[0]}. What the threads here were doing:")
-                if self.index == 0:  # JAX aborts those that outlive the store, such as the one that waits in tell_hang
+                # JAX aborts those that outlive the store, such as the one that waits in tell_hang
+                if self.index == 0:
                     time.sleep(_HANG_PAUSES * 1.5 * self.pause)
                 leave(HANG_STATUS)
             if failure:
@@ -218,7 +233,9 @@ class Members:
             self.outlast()
         leave(status, line)
 
-    def leave_lost(self, why: str = "is gone, or this process was suspended until the others had ended") -> None:
+    def leave_lost(
+        self, why: str = "is gone, or this process was suspended until the others had ended"
+    ) -> None:
         """Ends this process because the first one is gone, or does not answer."""
         status = self._status if self._failed_at else LostProcessError.STATUS
         leave(status, f"process 0 {why}; the same command on all resumes from the last checkpoint")
@@ -232,7 +249,9 @@ class Members:
             looked = time.monotonic()
             silence = time.monotonic() - self._answered
             if silence > self.lost_seconds:
-                self.leave_lost(f"has not answered for {silence:.0f} s: it hangs, or cannot be reached")
+                self.leave_lost(
+                    f"has not answered for {silence:.0f} s: it hangs, or cannot be reached"
+                )
 
 
 def _unreachable(error: Exception) -> str:

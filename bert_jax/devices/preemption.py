@@ -36,14 +36,20 @@ class Preemption:
     def _note(self, number: int, _frame: types.FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            leave(128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched")
+            leave(
+                128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched"
+            )
         if this_job().is_several:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self._received = number
         if self._interrupts:
-            with contextlib.suppress(OSError):  # Ctrl-C has ended the reader too, as in `train.py 2>&1 | tee log`
-                os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
+            # Ctrl-C has ended the reader too, as in `train.py 2>&1 | tee log`
+            with contextlib.suppress(OSError):
+                os.write(
+                    2,
+                    b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n",
+                )
 
     def received(self) -> int:
         """Returns the received signal, or 0. If there are several processes, all must call this before every step."""
@@ -55,6 +61,10 @@ class Preemption:
         for number, handler in self._previous.items():
             # The command that was asked to end shuts down now. Another Ctrl-C must still end it at once, and not raise
             # KeyboardInterrupt somewhere in the shutdown. A program that calls the library has Python's own handler.
-            if number == signal.SIGINT and self._received and handler is not signal.default_int_handler:
+            if (
+                number == signal.SIGINT
+                and self._received
+                and handler is not signal.default_int_handler
+            ):
                 continue
             signal.signal(number, handler)

@@ -75,14 +75,23 @@ def make_mesh(config: MeshConfig, devices: Devices | None = None) -> Mesh:
     told = len({getattr(device, "slice_index", 0) for device in devices})
     slices = config.dcn or told
     if told not in (1, slices):
-        raise InputError(f"mesh.dcn {slices} is not the {told} slices that the devices form; 0 takes these")
+        raise InputError(
+            f"mesh.dcn {slices} is not the {told} slices that the devices form; 0 takes these"
+        )
     if sizes["data"] % slices:
         near = nearest_multiples(sizes["data"], slices)
-        raise InputError(f"mesh.data {sizes['data']} is not divisible by the {slices} slices; use {near}")
-    if told == 1:  # in the order of the devices, so that each requested slice is a contiguous range of them
+        raise InputError(
+            f"mesh.data {sizes['data']} is not divisible by the {slices} slices; use {near}"
+        )
+    # in the order of the devices, so that each requested slice is a contiguous range of them
+    if told == 1:
         return jax.make_mesh(tuple(sizes.values()), axes, axis_types=types, devices=devices)
     of_slice = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
-    return Mesh(mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices), axes, axis_types=types)
+    return Mesh(
+        mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices),
+        axes,
+        axis_types=types,
+    )
 
 
 @contextlib.contextmanager
@@ -99,10 +108,14 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     """
     sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
-    filled = {axis: num_devices // max(known, 1) if size == -1 else size for axis, size in sizes.items()}
+    filled = {
+        axis: num_devices // max(known, 1) if size == -1 else size for axis, size in sizes.items()
+    }
     if min(filled.values()) < 1 or math.prod(filled.values()) != num_devices:
         product = " x ".join(map(str, sizes.values()))
-        raise InputError(f"mesh data x fsdp x tensor = {product} does not fit {num_devices} devices")
+        raise InputError(
+            f"mesh data x fsdp x tensor = {product} does not fit {num_devices} devices"
+        )
     return filled
 
 
@@ -111,7 +124,9 @@ def is_data_alone(sizes: Mapping[str, int]) -> bool:
     return math.prod(sizes.values()) == sizes["data"] > 1
 
 
-def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tuple[int, int]) -> None:
+def check_divisible(
+    mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tuple[int, int]
+) -> None:
     """Raises: InputError if a batch or the model does not divide evenly over the mesh.
 
     `batches` are pairs (rows of a global batch, number of its microbatches).
@@ -119,7 +134,9 @@ def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tup
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     for batch_size, accumulate in batches:
         if batch_size % (rows * accumulate):
-            pieces = f"data x fsdp = {rows}" + (f" x train.accumulate = {accumulate}" if accumulate > 1 else "")
+            pieces = f"data x fsdp = {rows}" + (
+                f" x train.accumulate = {accumulate}" if accumulate > 1 else ""
+            )
             use = nearest_multiples(batch_size, rows * accumulate)
             raise InputError(f"batch_size {batch_size} is not divisible by {pieces}; use {use}")
     for name, size, axis in (
@@ -165,7 +182,10 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = Fa
         axes = match_rule(RULES, name) if name else ()
         assert len(axes) in (0, len(leaf.shape)), f"rule {axes} for {name} of shape {leaf.shape}"
         spec = tuple(MESH_AXES[axis] for axis in axes)
-        return NamedSharding(mesh, PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)))
+        return NamedSharding(
+            mesh,
+            PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)),
+        )
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -175,7 +195,9 @@ def gathered(mesh: Mesh, params: PyTree) -> PyTree:
 
     All processes must call it. Other parameters are returned as they are.
     """
-    specs = (getattr(getattr(leaf, "sharding", None), "spec", ()) for leaf in jax.tree.leaves(params))
+    specs = (
+        getattr(getattr(leaf, "sharding", None), "spec", ()) for leaf in jax.tree.leaves(params)
+    )
     if not any("data" in spec for spec in specs):
         return params
     return jax.jit(_same, out_shardings=tree_shardings(mesh, params))(params)
@@ -208,10 +230,13 @@ def _divided_over_data(
 def on_host(tree: PyTree) -> PyTree:
     """Returns a tree of arrays as whole numpy arrays. All processes must call it: arrays may be divided over them."""
 
-    def replicate(leaf: Any) -> Any:  # and fetch, one after the other: all of them would take much memory
+    # and fetch, one after the other: all of them would take much memory
+    def replicate(leaf: Any) -> Any:
         if getattr(leaf, "is_fully_addressable", True):
             return leaf
-        return np.asarray(jax.jit(_same, out_shardings=replicated(leaf.sharding.mesh))(leaf).addressable_data(0))
+        return np.asarray(
+            jax.jit(_same, out_shardings=replicated(leaf.sharding.mesh))(leaf).addressable_data(0)
+        )
 
     return jax.device_get(jax.tree.map(replicate, tree))
 
@@ -233,7 +258,9 @@ def row_axes() -> tuple[str, ...]:
     rows are divided there is the user's choice.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    is_own = {*ROW_AXES, "tensor"} <= set(mesh.axis_names) and AxisType.Explicit not in mesh.axis_types
+    is_own = {*ROW_AXES, "tensor"} <= set(
+        mesh.axis_names
+    ) and AxisType.Explicit not in mesh.axis_types
     return tuple(axis for axis in ROW_AXES if axis not in mesh.manual_axes) if is_own else ()
 
 

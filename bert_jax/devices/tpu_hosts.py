@@ -17,17 +17,23 @@ def count_hosts(environment: Mapping[str, str]) -> int:
     if "TPU_ML_PLATFORM" not in environment or "TPU_SKIP_MDS_QUERY" in environment:
         return 0
     server = environment.get("GCE_METADATA_IP", "metadata.google.internal")
-    hosts = len([name for name in _attribute(server, "worker-network-endpoints").split(",") if name])
-    slices = re.search(r"^MEGASCALE_NUM_SLICES: '?(\d{1,4})'?\s*$", _attribute(server, "tpu-env"), re.MULTILINE)
+    hosts = len(
+        [name for name in _attribute(server, "worker-network-endpoints").split(",") if name]
+    )
+    slices = re.search(
+        r"^MEGASCALE_NUM_SLICES: '?(\d{1,4})'?\s*$", _attribute(server, "tpu-env"), re.MULTILINE
+    )
     return hosts * max(1, int(slices[1]) if slices else 1)
 
 
 def _attribute(server: str, name: str) -> str:
     """Returns an attribute of this machine, "" if there is none or no server answers."""
     request = urllib.request.Request(
-        f"http://{server}/computeMetadata/v1/instance/attributes/{name}", headers={"Metadata-Flavor": "Google"}
+        f"http://{server}/computeMetadata/v1/instance/attributes/{name}",
+        headers={"Metadata-Flavor": "Google"},
     )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's metadata
+    # no proxy knows this machine's metadata
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_SECONDS) as answer:
             return answer.read(2**20).decode(errors="replace")

@@ -12,7 +12,8 @@ from bert_jax.devices.allocator import note_compilation, reuse_freed_memory
 from bert_jax.devices.cores import give_threads_cores
 from bert_jax.storage.urls import user_cache
 
-_MOST_BYTES = 2 * 2**30  # of compiled programs in our own directory; JAX removes those that were used least recently
+# of compiled programs in our own directory; JAX removes those that were used least recently
+_MOST_BYTES = 2 * 2**30
 
 
 def settings_for_programs() -> dict[str, str | int | float]:
@@ -53,7 +54,8 @@ def tune_process() -> None:
     if not jax.config.values["jax_compilation_cache_dir"]:
         for name, value in settings_for_programs().items():
             jax.config.update(name, value)
-        compilation_cache.reset_cache()  # a process that has compiled before has noted that it keeps nothing
+        # a process that has compiled before has noted that it keeps nothing
+        compilation_cache.reset_cache()
 
 
 def _hear(event: str, duration_secs: float, **_: object) -> None:

@@ -36,7 +36,9 @@ class Watchdog:
         while not self._ended.wait(min(1.0, self.seconds / 4)):
             if overdue := work.find_overdue(self.seconds):
                 line = f"{overdue} (train.hang_seconds {self.seconds:g})"
-                say_stacks(f"hangs: {line}; this run ends, and the same command resumes. What its threads were doing:")
+                say_stacks(
+                    f"hangs: {line}; this run ends, and the same command resumes. What its threads were doing:"
+                )
                 this_job().leave_hanging(HANG_STATUS, line)
 
 
@@ -50,4 +52,5 @@ def _hear(event: str, duration_secs: float, **_: object) -> None:
         work.beat()
 
 
-jax.monitoring.register_event_duration_secs_listener(_hear)  # JAX has no public function to remove it again
+# JAX has no public function to remove it again
+jax.monitoring.register_event_duration_secs_listener(_hear)

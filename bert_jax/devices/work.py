@@ -18,7 +18,8 @@ _OF_DISKS = (5, 120.0)  # and of networks: saving, sealing, restoring, ...
 _SLOWEST = 1e6  # bytes per second of a disk or a network
 
 _stacks: dict[int, list["Entry"]] = {}  # the entries of each thread, by its ident
-on_compiled: list[Callable[[float], object]] = []  # called with the seconds of each compilation, in its thread
+# called with the seconds of each compilation, in its thread
+on_compiled: list[Callable[[float], object]] = []
 
 
 @dataclass(eq=False)
@@ -45,7 +46,9 @@ class Entry:
 
 
 @contextlib.contextmanager
-def under_way(name: str, num_bytes: float = 0.0, waits_for: threading.Thread | None = None) -> Iterator[None]:
+def under_way(
+    name: str, num_bytes: float = 0.0, waits_for: threading.Thread | None = None
+) -> Iterator[None]:
     """Registers the block as work of this thread. Compilations inside it are registered automatically.
 
     `num_bytes` is how much is read or written; `waits_for` is another thread that does the work.

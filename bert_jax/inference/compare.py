@@ -18,7 +18,10 @@ from bert_jax.settings.model import ModelConfig
 _SAMPLE = (
     ("The old man sat by the river and watched the boats.", "He had done so for thirty-two years!"),
     ("Dr. Smith paid $3.50 (about 3 €) for a café au lait; naïve, isn't it?",),
-    ("吾輩は猫である。名前はまだ無い。 Все счастливые семьи похожи друг на друга.", "العربية हिन्दी 한국어"),
+    (
+        "吾輩は猫である。名前はまだ無い。 Все счастливые семьи похожи друг на друга.",
+        "العربية हिन्दी 한국어",
+    ),
     ("unaffable untrustworthiness " * 12, "a b c d e f g h i j k l m n o p q r s t u v w x y z"),
 )
 
@@ -46,7 +49,11 @@ def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the parts, each cut to as many characters as the model has positions for."""
     room = max(1, (bert.config.max_positions - 1) // len(parts) - 1)
     return tuple(
-        next(part[:end] for end in range(len(part), -1, -1) if len(bert.tokenizer.encode(part[:end])) <= room)
+        next(
+            part[:end]
+            for end in range(len(part), -1, -1)
+            if len(bert.tokenizer.encode(part[:end])) <= room
+        )
         for part in parts
     )
 
@@ -55,10 +62,19 @@ def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
 def _all_outputs(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Returns hidden states, pooled outputs if any, and the logits of every head."""
     encoded = encode(config, params, batch)
-    outputs = {"hidden": encoded.hidden} | ({} if encoded.pooled is None else {"pooled": encoded.pooled})
+    outputs = {"hidden": encoded.hidden} | (
+        {} if encoded.pooled is None else {"pooled": encoded.pooled}
+    )
     parts = parts_of(params)
     for part in parts:
-        head = next((head for head in HEADS.values() if head.own_parts == {part} and has_parts(head, parts)), None)
+        head = next(
+            (
+                head
+                for head in HEADS.values()
+                if head.own_parts == {part} and has_parts(head, parts)
+            ),
+            None,
+        )
         if head is not None:
             outputs[part] = forward(config, params, batch, head)
     if "mlm" in outputs:

@@ -35,7 +35,8 @@ from bert_jax.training.program import Program
 
 _RATE = 0.15
 _TOKENS_AT_ONCE = 8192  # of a batch on each device
-_TEXT_LENGTH = 128  # of the rows of text that is prepared here, unless the model has fewer positions
+# of the rows of text that is prepared here, unless the model has fewer positions
+_TEXT_LENGTH = 128
 
 
 @in_no_mesh()
@@ -64,7 +65,9 @@ def evaluate_pretrained(
     Raises: InputError if the data cannot be used with this model.
     """
     if "mlm" not in bert.params:
-        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+        raise InputError(
+            f"this model has no head that predicts words, its task being {bert.task}; give another"
+        )
     with contextlib.closing(open_in_order(data, bert.tokenizer.fingerprint, cache_gb)) as dataset:
         return _evaluate(bert, dataset, split, mesh)
 
@@ -79,7 +82,9 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
     size = _batch_size(dataset.row_length, rows.num_rows, mesh)
 
     def means(objective: Objective) -> dict[str, float]:
-        results = evaluate(Program(mesh).evaluation(objective, params), params, eval_batches(rows, size, mesh))
+        results = evaluate(
+            Program(mesh).evaluation(objective, params), params, eval_batches(rows, size, mesh)
+        )
         assert results is not None  # it cannot be interrupted
         return results
 
@@ -93,7 +98,9 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
     }
     metrics |= {key: results[key] for key in ("nsp_loss", "nsp_accuracy") if key in results}
     if not all(map(math.isfinite, metrics.values())):
-        raise InputError("the loss is not finite; the model's parameters are not those of a trained one")
+        raise InputError(
+            "the loss is not finite; the model's parameters are not those of a trained one"
+        )
     counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
     text = dataset.manifest["splits"][split]
     if text.get("text_bytes") and text.get("tokens"):
@@ -102,7 +109,9 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
         else:
             word_results = means(_objective(bert, word_masking(dataset.row_length), False))
             nats_per_token = word_results["word_loss"] * word_results["words_per_token"]
-        metrics["bits_per_byte"] = nats_per_token / math.log(2) * text["tokens"] / text["text_bytes"]
+        metrics["bits_per_byte"] = (
+            nats_per_token / math.log(2) * text["tokens"] / text["text_bytes"]
+        )
         counts |= {name: text[name] for name in ("tokens", "text_bytes")}
     return {
         "metrics": {key: float(value) for key, value in metrics.items()},
@@ -115,7 +124,11 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
 
 
 def evaluate_text(
-    bert: Pretrained, inputs: str, next_sentence: str = "nsp", max_seq_length: int = 0, mesh: Mesh | None = None
+    bert: Pretrained,
+    inputs: str,
+    next_sentence: str = "nsp",
+    max_seq_length: int = 0,
+    mesh: Mesh | None = None,
 ) -> dict:
     """Returns the result of `evaluate_pretrained` on text files, in the formats that prepare_corpus reads.
 
@@ -126,9 +139,15 @@ def evaluate_text(
     """
     length = max_seq_length or min(_TEXT_LENGTH, bert.config.max_positions)
     if length > bert.config.max_positions:
-        raise InputError(f"max_seq_length {length} is more than the {bert.config.max_positions} positions of the model")
+        raise InputError(
+            f"max_seq_length {length} is more than the {bert.config.max_positions} positions of the model"
+        )
     options = PrepareOptions(
-        max_seq_length=length, next_sentence=next_sentence, duplicates=1, short_seq_rate=0.0, holdout_rate=0.0
+        max_seq_length=length,
+        next_sentence=next_sentence,
+        duplicates=1,
+        short_seq_rate=0.0,
+        holdout_rate=0.0,
     )
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
@@ -145,7 +164,11 @@ def token_masking(row_length: int) -> MaskingConfig:
 def word_masking(row_length: int) -> MaskingConfig:
     """Returns the masking of `bits_per_byte`: all tokens of a chosen word are replaced by [MASK]."""
     return MaskingConfig(
-        rate=_RATE, max_predictions=max(1, round(_RATE * row_length)), whole_word=True, mask_rate=1.0, random_rate=0.0
+        rate=_RATE,
+        max_predictions=max(1, round(_RATE * row_length)),
+        whole_word=True,
+        mask_rate=1.0,
+        random_rate=0.0,
     )
 
 
@@ -155,7 +178,11 @@ def predicts_next_sentence(bert: Pretrained) -> bool:
     The bias of an untrained head is still exactly 0.
     """
     head = bert.params.get("next_sentence")
-    return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(np.asarray(head["bias"])))
+    return (
+        head is not None
+        and "pooler" in bert.params["encoder"]
+        and bool(np.any(np.asarray(head["bias"])))
+    )
 
 
 def _rows_of(dataset: Dataset, split: str) -> RowSource:
@@ -207,9 +234,14 @@ def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) ->
     def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
         logits = forward(bert.config, params, batch, MASKED_LM)
         labels, weights = batch.mlm_labels, batch.mlm_weights
-        pairs = {"mlm_loss": cross_entropy(logits, labels, weights), "mlm_accuracy": accuracy(logits, labels, weights)}
+        pairs = {
+            "mlm_loss": cross_entropy(logits, labels, weights),
+            "mlm_accuracy": accuracy(logits, labels, weights),
+        }
         if bert.config.causal:
-            pairs["text_loss"] = cross_entropy(logits, labels, weights * ~jnp.isin(labels, jnp.array(special)))
+            pairs["text_loss"] = cross_entropy(
+                logits, labels, weights * ~jnp.isin(labels, jnp.array(special))
+            )
         elif masking.whole_word:
             starts = jnp.take_along_axis(batch.word_starts, batch.mlm_positions, axis=1)
             tokens = (batch.sequence_ids > 0) & ~jnp.isin(batch.token_ids, jnp.array(special))

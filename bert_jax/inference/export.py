@@ -54,7 +54,9 @@ _TRANSFORMERS = {
 _OUTPUTS = "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B, P, V] of the words at mask_positions."
 
 
-def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS, own: Own = USUAL) -> None:
+def export_model(
+    bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS, own: Own = USUAL
+) -> None:
     """Writes a directory with everything that prediction needs except JAX; the batch size and the length are free.
 
     Raises: InputError if the directory exists.
@@ -63,32 +65,52 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
     most = bert.config.max_positions
 
     def call(
-        flat: dict[str, jax.Array], token_ids: jax.Array, type_ids: jax.Array, mask: jax.Array, *more: jax.Array
+        flat: dict[str, jax.Array],
+        token_ids: jax.Array,
+        type_ids: jax.Array,
+        mask: jax.Array,
+        *more: jax.Array,
     ) -> dict[str, jax.Array]:
         params = unflatten(flat)
         rows = token_ids.shape[0]
         first = jnp.zeros((rows, 1), jnp.int32)
         batch = Batch(
-            token_ids, type_ids, mask, first, jnp.ones((rows, 1), jnp.float32), mlm_positions=more[0] if more else None
+            token_ids,
+            type_ids,
+            mask,
+            first,
+            jnp.ones((rows, 1), jnp.float32),
+            mlm_positions=more[0] if more else None,
         )
         if task is None:
             encoded = encode(bert.config, params, batch)
             outputs = {"hidden": encoded.hidden.astype(jnp.float32)}
-            outputs |= {} if encoded.pooled is None else {"pooled": encoded.pooled[:, 0].astype(jnp.float32)}
+            outputs |= (
+                {}
+                if encoded.pooled is None
+                else {"pooled": encoded.pooled[:, 0].astype(jnp.float32)}
+            )
             if more:
-                outputs["logits"] = forward(bert.config, params, batch, MASKED_LM)[..., : bert.config.vocab_size]
+                outputs["logits"] = forward(bert.config, params, batch, MASKED_LM)[
+                    ..., : bert.config.vocab_size
+                ]
             return outputs
         logits = forward(bert.config, params, batch, task.head, None, task.num_outputs)
         return {"logits": task.head.exported(logits)}
 
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
-    constraints = ["b >= 1", "l >= 1", f"l <= {most}"] + ["p >= 1"] * has_masks  # of those that inputs have
-    rows, length, *counts = export.symbolic_shape("b, l, p" if has_masks else "b, l", constraints=constraints)
+    # of those that inputs have
+    constraints = ["b >= 1", "l >= 1", f"l <= {most}"] + ["p >= 1"] * has_masks
+    rows, length, *counts = export.symbolic_shape(
+        "b, l, p" if has_masks else "b, l", constraints=constraints
+    )
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     more = [jax.ShapeDtypeStruct((rows, count), jnp.int32) for count in counts]
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), flat)
-    program = export.export(jax.jit(call), platforms=platforms)(shapes, tokens, tokens, tokens, *more)
+    program = export.export(jax.jit(call), platforms=platforms)(
+        shapes, tokens, tokens, tokens, *more
+    )
     description = {
         "format": 1,
         "task": task.config.name if task is not None else "",

@@ -38,7 +38,8 @@ class Encodings(NamedTuple):
     """The encoder's outputs for some texts. Arrays are on the host, float32."""
 
     hidden: np.ndarray  # [B, L, H]: the last layer, one vector per token; 0 for padding
-    pooled: np.ndarray | None  # [B, H]: the pooler's output for [CLS]; None if the model has no pooler
+    # [B, H]: the pooler's output for [CLS]; None if the model has no pooler
+    pooled: np.ndarray | None
     token_ids: np.ndarray  # [B, L] int32, [CLS] first, padded
     mask: np.ndarray  # [B, L] bool: True for a token, False for padding
 
@@ -68,12 +69,16 @@ def encode_texts(
     padded = pad_rows([row.token_ids for row in rows], longest, pad_id=bert.tokenizer.pad_id)
     hidden = np.zeros((len(rows), longest, bert.config.hidden_size), np.float32)
     pooled = np.zeros((len(rows), bert.config.hidden_size), np.float32)
-    for row, spot, (of_tokens, of_sequences) in _outputs(bert, rows, partial(_encoded, bert.config), "off"):
+    for row, spot, (of_tokens, of_sequences) in _outputs(
+        bert, rows, partial(_encoded, bert.config), "off"
+    ):
         hidden[row.example, : len(row.token_ids)] = of_tokens[spot.tokens]
         if of_sequences is not None:
             pooled[row.example] = of_sequences[spot.places.start]
     mask = np.asarray(padded.sequence_ids) > 0
-    return Encodings(hidden, pooled if "pooler" in bert.params["encoder"] else None, padded.token_ids, mask)
+    return Encodings(
+        hidden, pooled if "pooler" in bert.params["encoder"] else None, padded.token_ids, mask
+    )
 
 
 @in_no_mesh()
@@ -94,17 +99,25 @@ def token_features(
     chosen = tuple(layers)
     max_seq_length, num_cut = _check(bert, chosen, max_seq_length), 0
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        rows, cut = _rows(bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length, long_texts, first)
+        rows, cut = _rows(
+            bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length, long_texts, first
+        )
         num_cut += sum(cut)
-        ends = np.cumsum([len(row.token_ids) for row in rows]) // max(_TOKENS_AT_ONCE, tokens_at_once())
+        ends = np.cumsum([len(row.token_ids) for row in rows]) // max(
+            _TOKENS_AT_ONCE, tokens_at_once()
+        )
         for numbers in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(ends)) + 1):
             part = [rows[number] for number in numbers]
             found = {
                 row.example: vectors[:, spot.tokens]
-                for row, spot, vectors in _outputs(bert, part, partial(_layers, bert.config, chosen))
+                for row, spot, vectors in _outputs(
+                    bert, part, partial(_layers, bert.config, chosen)
+                )
             }
             for row in part:
-                yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
+                yield TokenFeatures(
+                    bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example]
+                )
     tell_cut(num_cut, max_seq_length)
 
 
@@ -145,7 +158,11 @@ def sentence_embeddings(
         prompt = prompts.get(kind or settings.embedding.default_prompt, "")
         if prompt:
             texts = cast(
-                Any, [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
+                Any,
+                [
+                    prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
+                    for text in texts
+                ],
             )
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), size), np.float32)
@@ -180,24 +197,36 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
 
 
 def _rows(
-    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], most: int, long_texts: str, before: int = 0
+    bert: Pretrained,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    most: int,
+    long_texts: str,
+    before: int = 0,
 ) -> tuple[list[Row], list[bool]]:
     """Returns the rows of some texts, and whether each was cut; `before` is the number of texts before them."""
     fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
-    rows = [Row(number, text.token_ids, text.type_ids, (len(text.token_ids),)) for number, text in enumerate(fitted)]
+    rows = [
+        Row(number, text.token_ids, text.type_ids, (len(text.token_ids),))
+        for number, text in enumerate(fitted)
+    ]
     check_type_ids(bert.config, largest_type(rows), "the input")
     return rows, [text.was_cut for text in fitted]
 
 
 def _outputs(
-    bert: Pretrained, rows: Sequence[Row], compute: Callable[[Params, Batch], PyTree], pack: str = "auto"
+    bert: Pretrained,
+    rows: Sequence[Row],
+    compute: Callable[[Params, Batch], PyTree],
+    pack: str = "auto",
 ) -> Iterator[tuple[Row, Spot, PyTree]]:
     """Yields each text with its spot in a row of a batch, and the outputs of this row."""
 
     def of_layout(layout: Layout) -> PyTree:
         return compute(bert.prepared, batch_of_layout(rows, layout, ENCODER))
 
-    for layout, outputs in computed(inference_layouts(sizes_of(rows), bert.config, pack), of_layout):
+    for layout, outputs in computed(
+        inference_layouts(sizes_of(rows), bert.config, pack), of_layout
+    ):
         for line, numbers in enumerate(layout.bins):
             of_line = jax.tree.map(lambda array, line=line: array[line], outputs)
             for row, spot in spots_of([rows[number] for number in numbers]):
@@ -205,17 +234,22 @@ def _outputs(
 
 
 @partial(jax.jit, static_argnums=0)
-def _encoded(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+def _encoded(
+    config: ModelConfig, params: Params, batch: Batch
+) -> tuple[jax.Array, jax.Array | None]:
     """Returns the last layer [B, L, H], and the pooled outputs [B, M, H] if the model has a pooler."""
     encoded = encode(config, params, batch)
     return encoded.hidden, encoded.pooled
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _layers(config: ModelConfig, chosen: tuple[int, ...], params: Params, batch: Batch) -> jax.Array:
+def _layers(
+    config: ModelConfig, chosen: tuple[int, ...], params: Params, batch: Batch
+) -> jax.Array:
     layers = encode(config, params, batch, layers=True).layers
     assert layers is not None
-    return jnp.stack([layers[layer] for layer in chosen], axis=1).astype(jnp.float32)  # [B, W, L, H]
+    # [B, W, L, H]
+    return jnp.stack([layers[layer] for layer in chosen], axis=1).astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

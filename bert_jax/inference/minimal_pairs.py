@@ -16,9 +16,12 @@ from bert_jax.tasks.json_values import parse_json
 from bert_jax.tasks.readers import read_lines
 
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
-INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
+INTERVALS = (
+    "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
+)
 _JSON_NAMES = ("UID", "linguistics_term", "sentence_good", "sentence_bad")
-_COUNTED_TO = {"s-selection": "argument_structure"}  # as the paper's table has it, and BLiMP's files do not
+# as the paper's table has it, and BLiMP's files do not
+_COUNTED_TO = {"s-selection": "argument_structure"}
 _HEADERS = (["good", "bad"], ["sentence_good", "sentence_bad"])  # in any case
 _NAMES = (".txt", ".txt.gz", ".txt.zst")  # of the files of a directory
 _OVERALL = "overall"
@@ -44,11 +47,17 @@ def read_pairs(path: str, limit: int = 0) -> list[Pair]:
     Raises: InputError if there is no pair, or with the line of one that cannot be read.
     """
     root = Path(path)
-    files = sorted(file for file in root.glob("*.txt*") if file.name.endswith(_NAMES)) if root.is_dir() else [root]
+    files = (
+        sorted(file for file in root.glob("*.txt*") if file.name.endswith(_NAMES))
+        if root.is_dir()
+        else [root]
+    )
     if not files:
         raise InputError(f"{path} has no .txt file; give Zorro's directory, or a file of pairs")
     if twice := [file for file in files if sum(_stem(file) == _stem(other) for other in files) > 1]:
-        raise InputError(f"{path} has {twice[0].name} and {twice[1].name}, the same paradigm twice; remove one of them")
+        raise InputError(
+            f"{path} has {twice[0].name} and {twice[1].name}, the same paradigm twice; remove one of them"
+        )
     if limit < 0:
         raise InputError(f"limit {limit} is negative; 0 takes all pairs")
     pairs, seen = [], {}
@@ -58,7 +67,9 @@ def read_pairs(path: str, limit: int = 0) -> list[Pair]:
             if not limit or seen[pair.paradigm] <= limit:
                 pairs.append(pair)
     if not pairs:
-        raise InputError(f"{path} holds no pair of sentences; give BLiMP's JSON lines, Zorro's files or two columns")
+        raise InputError(
+            f"{path} holds no pair of sentences; give BLiMP's JSON lines, Zorro's files or two columns"
+        )
     return pairs
 
 
@@ -87,10 +98,14 @@ def _json_pairs(lines: list[tuple[str, str]]) -> Iterator[Pair]:
             raise InputError(f"{where} is not a JSON object; write one a line, as BLiMP has them")
         for name in _JSON_NAMES:
             if not isinstance(value.get(name), str):
-                raise InputError(f"{where} has no text named {name!r}; a line of BLiMP has {', '.join(_JSON_NAMES)}")
+                raise InputError(
+                    f"{where} has no text named {name!r}; a line of BLiMP has {', '.join(_JSON_NAMES)}"
+                )
         phenomenon: str = value["linguistics_term"]
         phenomenon = _COUNTED_TO.get(phenomenon, phenomenon)
-        yield _checked(Pair(value["sentence_good"], value["sentence_bad"], value["UID"], phenomenon, where))
+        yield _checked(
+            Pair(value["sentence_good"], value["sentence_bad"], value["UID"], phenomenon, where)
+        )
 
 
 def _column_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
@@ -100,7 +115,9 @@ def _column_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
         if number == 0 and [column.strip().lower() for column in columns] in _HEADERS:
             continue
         if len(columns) != 2:
-            raise InputError(f"{where} has {len(columns)} columns; write the good sentence, a tab and the bad one")
+            raise InputError(
+                f"{where} has {len(columns)} columns; write the good sentence, a tab and the bad one"
+            )
         yield _checked(Pair(columns[0], columns[1], name, name, where))
 
 
@@ -127,7 +144,9 @@ def _stem(file: Path) -> str:
 def _checked(pair: Pair) -> Pair:
     for text in (pair.good, pair.bad):
         if not text.strip():
-            raise InputError(f"{pair.where}: a sentence of the pair is empty; write it, or remove the pair")
+            raise InputError(
+                f"{pair.where}: a sentence of the pair is empty; write it, or remove the pair"
+            )
     return pair._replace(good=pair.good.strip(), bad=pair.bad.strip())
 
 
@@ -230,7 +249,9 @@ def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
 def format_table(table: AccuracyTable) -> list[str]:
     """Returns lines for people: the mean of each phenomenon, then that of all paradigms, in per cent."""
     width = max(len("phenomenon"), *(len(row.name) for row in table.phenomena))
-    lines = [f"{'phenomenon':{width}}  {'pairs':>7}  {'ties':>5}  {'right %':>7}  {'95 % interval':>13}"]
+    lines = [
+        f"{'phenomenon':{width}}  {'pairs':>7}  {'ties':>5}  {'right %':>7}  {'95 % interval':>13}"
+    ]
     for row in (*table.phenomena, table.overall):
         low, high = (100 * bound for bound in row.interval)
         counts = f"{row.pairs:7,}  {row.ties:5,}  {100 * row.accuracy:7.1f}"

@@ -58,7 +58,11 @@ class Predictor:
     """
 
     def __init__(
-        self, bert: Pretrained, long_texts: str = "cut", own: Own = USUAL, null_threshold: float | None = None
+        self,
+        bert: Pretrained,
+        long_texts: str = "cut",
+        own: Own = USUAL,
+        null_threshold: float | None = None,
     ) -> None:
         check_long_texts(long_texts)
         self.bert, self.long_texts = bert, long_texts
@@ -83,14 +87,23 @@ class Predictor:
         if isinstance(inputs, str):
             raise InputError("inputs is a single text; give a list of them, such as [text]")
         if self.task is None:
-            return list(fill_masks(self.bert, inputs, long_texts=self.long_texts)) if len(inputs) else []
-        return self.predict([self.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
+            return (
+                list(fill_masks(self.bert, inputs, long_texts=self.long_texts))
+                if len(inputs)
+                else []
+            )
+        return self.predict(
+            [self.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)]
+        )
 
     def parse(self, value: object, where: str) -> Example:
         """Returns the task's example of an input. Raises: InputError if it is wrong, or too long and not to be cut."""
         assert self.task is not None
         example = self.task.parse(value, where)
-        if self.long_texts == "refuse" and self.task.make_rows([example], self.bert.tokenizer, False).num_cut():
+        if (
+            self.long_texts == "refuse"
+            and self.task.make_rows([example], self.bert.tokenizer, False).num_cut()
+        ):
             raise too_long(where, self._most)
         return example
 
@@ -134,15 +147,25 @@ def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
             f"this model's problem_type is {bert.problem}, and what is predicted here is one class of several, or a "
             "single number; use it in transformers (convert_checkpoint --to=hf keeps it), or bert.encode for vectors"
         )
-    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes)) if head.has_labels else ()
+    labels = (
+        bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes))
+        if head.has_labels
+        else ()
+    )
     length = min(384 if head.has_windows else bert.config.max_positions, bert.config.max_positions)
     most_of_a_question = max(1, min(64, length // 2))
-    return make_task(TaskConfig(name=name, max_seq_length=length, max_query_length=most_of_a_question), labels)
+    return make_task(
+        TaskConfig(name=name, max_seq_length=length, max_query_length=most_of_a_question), labels
+    )
 
 
 def _with_no_answer(task: Task | None, threshold: float) -> Task:
     """Returns a task of questions that may have no answer. Raises: InputError for another task, or if it is NaN."""
-    if task is None or task.config.name not in ("squad1", "squad2") or not abs(threshold) < float("inf"):
+    if (
+        task is None
+        or task.config.name not in ("squad1", "squad2")
+        or not abs(threshold) < float("inf")
+    ):
         name = "no task" if task is None else task.config.name
         raise InputError(
             f"null_threshold {threshold} must be a number, for a model that finds answers (squad1, squad2), and this "
@@ -190,11 +213,16 @@ def fill_masks(
         raise InputError("there is no text with a blank to fill; give a list of texts")
     if num_guesses < 1:
         raise InputError(f"num_guesses {num_guesses} is below 1; ask for one or more")
-    blanks = [read_blanks(bert, text, f"text {number}", long_texts) for number, text in enumerate(texts, 1)]
+    blanks = [
+        read_blanks(bert, text, f"text {number}", long_texts)
+        for number, text in enumerate(texts, 1)
+    ]
     return fill_blanks(bert, blanks, num_guesses)
 
 
-def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut", needed: bool = True) -> Blanks:
+def read_blanks(
+    bert: Pretrained, text: str, where: str, long_texts: str = "cut", needed: bool = True
+) -> Blanks:
     """Returns the tokens of a text, and the positions of [MASK] in it.
 
     Raises: InputError if it has none and one is `needed`, or if it is too long and not to be cut.
@@ -208,14 +236,20 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
     places = [position for position, token in enumerate(token_ids) if token == tokenizer.mask_id]
     if needed and not places:
         mask_token = tokenizer.vocab[tokenizer.mask_id]
-        cut = f" in its first {most} tokens, all that the model has positions for" if was_cut else ""
-        raise InputError(f"{where} has no {mask_token}{cut}: {text!r:.200}; write it where a word is missing")
+        cut = (
+            f" in its first {most} tokens, all that the model has positions for" if was_cut else ""
+        )
+        raise InputError(
+            f"{where} has no {mask_token}{cut}: {text!r:.200}; write it where a word is missing"
+        )
     return Blanks(text, token_ids, places, was_cut)
 
 
 @in_no_mesh()
 @on_all_cores()
-def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
+def fill_blanks(
+    bert: Pretrained, texts: Sequence[Blanks], num_guesses: int
+) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
     tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)
     guesses: list[list[list[Filled]]] = [[] for _ in texts]
@@ -224,13 +258,18 @@ def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> 
 
     def compute(layout: Layout) -> jax.Array:
         chosen = [texts[blank[number]] for (number,) in layout.bins]
-        return _mask_probabilities(bert.config, bert.prepared, _batch_of_blanks(chosen, layout, bert))
+        return _mask_probabilities(
+            bert.config, bert.prepared, _batch_of_blanks(chosen, layout, bert)
+        )
 
     sizes = Sizes(lengths, np.ones_like(lengths))
     for layout, probabilities in computed(inference_layouts(sizes, bert.config), compute):
         for (number,), of_text in zip(layout.bins, probabilities):
             index = blank[number]
-            guesses[index] = [_guesses(bert, of_text[slot], num_guesses) for slot in range(len(texts[index].places))]
+            guesses[index] = [
+                _guesses(bert, of_text[slot], num_guesses)
+                for slot in range(len(texts[index].places))
+            ]
     return guesses
 
 
@@ -258,7 +297,9 @@ def check_fills_masks(bert: Pretrained) -> None:
             "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
         )
     if "mlm" not in bert.params:
-        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+        raise InputError(
+            f"this model has no head that predicts words, its task being {bert.task}; give another"
+        )
 
 
 @partial(jax.jit, static_argnums=0)

@@ -17,7 +17,9 @@ class Pretrained(pretrained.Pretrained):
     A loaded model has the heads of its source, and no random ones.
     """
 
-    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
+    def encode(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut"
+    ) -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, as `encode_texts`, which says what it raises."""
         return encode_texts(self, texts, long_texts)
 

@@ -86,14 +86,18 @@ def token_scores(
     for index, values in enumerate(scores):
         if not np.isfinite(values).all():
             name = names[index] if names else f"sentence {index + 1}"
-            raise InputError(f"{name}: a score is not finite; the model's parameters are not those of a trained one")
+            raise InputError(
+                f"{name}: a score is not finite; the model's parameters are not those of a trained one"
+            )
     return scores
 
 
 def check_method(bert: Pretrained, method: str) -> str:
     """Returns the method to score with. Raises: InputError if the model has no such method, or predicts no words."""
     if "mlm" not in bert.params:
-        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+        raise InputError(
+            f"this model has no head that predicts words, its task being {bert.task}; give another"
+        )
     if bert.config.causal:
         if method not in ("", LOG_LIKELIHOOD):
             raise InputError(
@@ -102,7 +106,9 @@ def check_method(bert: Pretrained, method: str) -> str:
             )
         return LOG_LIKELIHOOD
     if method and method not in METHODS:
-        raise InputError(f"method {method!r} is unknown for a masked language model; use {' or '.join(METHODS)}")
+        raise InputError(
+            f"method {method!r} is unknown for a masked language model; use {' or '.join(METHODS)}"
+        )
     return method or METHODS[0]
 
 
@@ -116,19 +122,27 @@ def _encode_sentences(
 ) -> tuple[list[np.ndarray], int]:
     """Returns the token ids of each sentence, and the number that were cut. Raises: InputError if one has no token."""
     check_long_texts(long_texts)
-    flat, counts = bert.tokenizer.encode_arrays(sentences) if len(sentences) else (np.zeros(0), np.zeros(0, np.int64))
+    flat, counts = (
+        bert.tokenizer.encode_arrays(sentences)
+        if len(sentences)
+        else (np.zeros(0), np.zeros(0, np.int64))
+    )
     most = bert.config.max_positions
     long = counts + 2 > most
     for index in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1]:
         name = str(names[index]) if names else f"sentence {index + 1}"
         if not counts[index]:
-            raise InputError(f"{name} has no token: {sentences[index]!r:.200}; write a sentence, or leave it out")
+            raise InputError(
+                f"{name} has no token: {sentences[index]!r:.200}; write a sentence, or leave it out"
+            )
         raise too_long(name, most, int(counts[index]) + 2)
     token_ids = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
     return [ids[: most - 2] for ids in token_ids], int(long.sum())
 
 
-def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress) -> list[np.ndarray]:
+def _score(
+    bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress
+) -> list[np.ndarray]:
     """Returns the scores of the tokens of each sentence, which are all different.
 
     A sentence takes a row for each of its tokens, which is predicted in it; with a causal model a single row.
@@ -136,14 +150,18 @@ def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress:
     counts = np.array([len(ids) for ids in sentences])
     rows_of = np.ones_like(counts) if method == LOG_LIKELIHOOD else counts
     members = np.repeat(np.arange(len(counts)), rows_of)  # the sentence of each row
-    positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1  # the first is 1
+    # the first is 1
+    positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1
     cls, sep = [bert.tokenizer.cls_id], [bert.tokenizer.sep_id]
     texts = [np.concatenate([cls, ids, sep], dtype=np.int32) for ids in sentences]
 
     def compute(layout: Layout) -> jax.Array:
         numbers = np.array(layout.bins)[:, 0]
         batch = pad_rows(
-            [*(texts[member] for member in members[numbers]), *[()] * (layout.num_rows - len(numbers))],
+            [
+                *(texts[member] for member in members[numbers]),
+                *[()] * (layout.num_rows - len(numbers)),
+            ],
             layout.length,
             pad_id=bert.tokenizer.pad_id,
         )
@@ -170,7 +188,9 @@ def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress:
 
 def _next_tokens(batch: Batch) -> Batch:
     """Returns the batch where each token is predicted from those before it."""
-    positions = np.tile(np.arange(batch.token_ids.shape[1] - 1, dtype=np.int32), (len(batch.token_ids), 1))
+    positions = np.tile(
+        np.arange(batch.token_ids.shape[1] - 1, dtype=np.int32), (len(batch.token_ids), 1)
+    )
     return batch._replace(mlm_positions=positions, mlm_labels=batch.token_ids[:, 1:])
 
 
@@ -179,7 +199,8 @@ def _masked_tokens(bert: Pretrained, batch: Batch, positions: np.ndarray, method
     token_ids, everywhere = batch.token_ids, np.arange(batch.token_ids.shape[1])
     masked = everywhere == positions
     if method == "within_word_l2r":
-        words = np.cumsum(bert.tokenizer.word_starts[token_ids], axis=1)  # the number of the word that a token is in
+        # the number of the word that a token is in
+        words = np.cumsum(bert.tokenizer.word_starts[token_ids], axis=1)
         masked |= (everywhere > positions) & (words == np.take_along_axis(words, positions, axis=1))
     return batch._replace(
         token_ids=np.where(masked, bert.tokenizer.mask_id, token_ids),

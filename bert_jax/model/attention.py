@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaled dot-product attention and its mask. Source: paper, section 3; Vaswani et al. 2017."""
 
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.model.product import product
+from bert_jax.model.sequences import positions_in_sequence
+from bert_jax.settings.model import ModelConfig
 
 # Added in place of masked scores: its softmax is 0, and it fits every float type with float32's range.
 MASKED_SCORE = -1e9
@@ -17,6 +22,37 @@ LONGEST_WHOLE = 1024
 
 # The name of the arrays that `ModelConfig.remat` "dots" keeps for the backward pass; it recomputes all others.
 SAVED = "product"
+
+
+class Sight(NamedTuple):
+    """Which keys the queries of a batch see, and their positions."""
+
+    # [B, L, L] bool; or the sequence ids [B, L], where the scores of a row are not stored
+    attends: jax.Array
+    # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
+    local: jax.Array | None
+    positions: jax.Array  # [B, L] in the sequence
+
+    def mask(self, is_global: jax.Array | None) -> jax.Array:
+        """Returns the mask [B, L, L] of a layer that sees whole sequences if `is_global` [] bool, or is None."""
+        if is_global is None or self.local is None:
+            return self.attends
+        return jnp.where(is_global, self.attends, self.local)
+
+
+def what_is_seen(config: ModelConfig, batch: Batch, keep_attentions: bool) -> Sight:
+    """Returns what each token sees: as ids where the scores of a row are not stored, else as masks."""
+    sequence_ids = batch.sequence_ids
+    positions = positions_in_sequence(sequence_ids)
+    length = sequence_ids.shape[1]  # no number in an exported program
+    in_blocks = isinstance(length, int) and (config.num_local > 0 or length > LONGEST_WHOLE)
+    # Kernels and blocks never have the probabilities, and read all rows alike.
+    needs_masks = keep_attentions or batch.causal is not None
+    if (config.attention == "fused" or in_blocks) and not needs_masks:
+        return Sight(sequence_ids, None, positions)
+    causal = config.causal if batch.causal is None else batch.causal
+    local = attention_mask(sequence_ids, causal, config.window) if config.num_local else None
+    return Sight(attention_mask(sequence_ids, causal), local, positions)
 
 
 def attend(
@@ -36,11 +72,15 @@ def attend(
     # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
     scores = jnp.where(attends[:, None], scores * query.shape[-1] ** -0.5, MASKED_SCORE)
     probabilities = jax.nn.softmax(scores, axis=-1)
-    context = product("BNQK,BKND->BQND", drop(probabilities).astype(value.dtype), value, precision=precision)
+    context = product(
+        "BNQK,BKND->BQND", drop(probabilities).astype(value.dtype), value, precision=precision
+    )
     return context.astype(value.dtype), probabilities
 
 
-def attention_mask(sequence_ids: jax.Array, causal: bool | jax.Array = False, window: int = 0) -> jax.Array:
+def attention_mask(
+    sequence_ids: jax.Array, causal: bool | jax.Array = False, window: int = 0
+) -> jax.Array:
     """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
 
     If `causal`, or in rows where `causal` [B] is True, no key comes after its query. With a `window` no key is more
@@ -55,7 +95,26 @@ def attention_mask(sequence_ids: jax.Array, causal: bool | jax.Array = False, wi
     return jnp.tril(attends) if causal else attends
 
 
-def rotate(array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_size: int) -> jax.Array:
+def turn_heads(
+    config: ModelConfig,
+    query: jax.Array,
+    key: jax.Array,
+    positions: jax.Array,
+    is_global: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns queries and keys [B, L, H] turned by their positions; local layers have frequencies of their own."""
+    frequencies = jnp.asarray(rotary_frequencies(config.rotary_theta, config.head_size))
+    if is_global is not None:
+        local = rotary_frequencies(config.local_rotary_theta, config.head_size)
+        frequencies = jnp.where(is_global, frequencies, local)
+    # Computed again in the backward pass: cheaper than to keep float32 copies of both.
+    turn = jax.checkpoint(functools.partial(rotate, head_size=config.head_size))
+    return turn(query, positions, frequencies), turn(key, positions, frequencies)
+
+
+def rotate(
+    array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_size: int
+) -> jax.Array:
     """Returns queries or keys [B, L, H] with the two halves of each head turned, in float32, by its position [B, L].
 
     `frequencies` [D / 2] are radians per position (`rotary_frequencies`). Source: Su et al. 2021, "RoFormer"; halves
@@ -63,7 +122,9 @@ def rotate(array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_
     """
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    heads = array.astype(jnp.float32).reshape(*array.shape[:2], array.shape[2] // head_size, head_size)
+    heads = array.astype(jnp.float32).reshape(
+        *array.shape[:2], array.shape[2] // head_size, head_size
+    )
     first, second = jnp.split(heads, 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.reshape(array.shape).astype(array.dtype)
@@ -71,4 +132,6 @@ def rotate(array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_
 
 def rotary_frequencies(theta: float, head_size: int) -> np.ndarray:
     """Returns [D / 2] float32, from 1 radian per position down to almost 1 / theta."""
-    return 1 / np.float32(theta) ** (np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size))
+    return 1 / np.float32(theta) ** (
+        np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    )

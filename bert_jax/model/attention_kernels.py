@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from bert_jax.model.product import matmul_precision
 
-_ODD = (0x7FEB352D, 0x846CA68B - 2**32)  # multipliers of the hash "lowbias32" (C. Wellons), as int32
+# multipliers of the hash "lowbias32" (C. Wellons), as int32
+_ODD = (0x7FEB352D, 0x846CA68B - 2**32)
 
 # Matrix products of queries and keys in each kernel for GPUs, by its name; XLA's text of a program does not say.
 PRODUCTS_OF_KERNELS = {"attention_forward": 2, "attention_queries": 3, "attention_keys": 4}
@@ -63,7 +64,12 @@ def draws(
 
 
 def keeps_at(
-    shape: AttentionShape, size: int, rows: jax.Array, columns: jax.Array, first: jax.Array, second: jax.Array
+    shape: AttentionShape,
+    size: int,
+    rows: jax.Array,
+    columns: jax.Array,
+    first: jax.Array,
+    second: jax.Array,
 ) -> jax.Array:
     """Like `keeps`, for the scores at any rows and columns that broadcast against each other."""
     half = -(-size // 2)
@@ -84,8 +90,12 @@ def _shifted(bits: jax.Array, by: int) -> jax.Array:
     return jax.lax.shift_right_logical(bits, jnp.full_like(bits, by))
 
 
-def dot(shape: AttentionShape, lhs: jax.Array, rhs: jax.Array, of_lhs: int, of_rhs: int) -> jax.Array:
+def dot(
+    shape: AttentionShape, lhs: jax.Array, rhs: jax.Array, of_lhs: int, of_rhs: int
+) -> jax.Array:
     """Returns the product over axis `of_lhs` and `of_rhs`, summed in float32."""
     axes = (((of_lhs,), (of_rhs,)), ((), ()))
     precision = matmul_precision(shape.precision)
-    return jax.lax.dot_general(lhs, rhs, axes, precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        lhs, rhs, axes, precision=precision, preferred_element_type=jnp.float32
+    )

@@ -34,11 +34,20 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import constrain_rows, whole
-from bert_jax.model.attention import LONGEST_WHOLE, SAVED, attend, attention_mask, rotary_frequencies, rotate
+from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
 from bert_jax.model.on_cpu import layer_name
-from bert_jax.model.parts import ACTIVATIONS, REMAT_POLICIES, Dense, Dropout, activate, layer_norm, truncated_normal
-from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
-from bert_jax.model.tables import copy_to_rows, look_up, look_up_words, take_rows
+from bert_jax.model.parts import (
+    ACTIVATIONS,
+    REMAT_POLICIES,
+    Dense,
+    Dropout,
+    activate,
+    layer_norm,
+    padded_normal,
+    truncated_normal,
+)
+from bert_jax.model.sequences import vectors_of_sequences
+from bert_jax.model.tables import copy_to_rows, look_up, look_up_words
 from bert_jax.settings.model import ModelConfig
 
 
@@ -56,8 +65,11 @@ class Embeddings(nn.Module):
         The table is `ModelConfig.embedding_size` wide, if that is set.
         """
         config = self.config
-        size, width = config.padded_vocab_size, config.embedding_width
-        words = nn.Embed(size, width, embedding_init=self._padded_init, name="word")
+        width = config.embedding_width
+        initial = functools.partial(
+            padded_normal, stddev=config.initializer_stddev, size=config.vocab_size
+        )
+        words = nn.Embed(config.padded_vocab_size, width, embedding_init=initial, name="word")
         copies = copy_to_rows(words.embedding, token_ids.shape[0], config.gradient_dtype)
         ids_of_copies = jnp.asarray(token_ids, jnp.int32).reshape(copies.shape[0], -1)
         looked_up = jax.vmap(look_up_words)(copies, ids_of_copies)
@@ -65,13 +77,17 @@ class Embeddings(nn.Module):
 
         if config.positions == "learned":
             offset = config.position_offset  # RoBERTa's positions start at 2
-            summed = summed + self._small_rows("position", config.max_positions + offset, positions + offset)
+            size = config.max_positions + offset
+            summed = summed + self._small_rows("position", size, positions + offset)
         if config.type_vocab_size:
-            types = type_ids.astype(jnp.int32) if config.type_vocab_size > 1 else jnp.zeros(type_ids.shape, jnp.int32)
+            types = type_ids.astype(jnp.int32)
+            if config.type_vocab_size == 1:  # a tokenizer may mark second sentences all the same
+                types = jnp.zeros_like(types)
             summed = summed + self._small_rows("type", config.type_vocab_size, types)
 
         embedded = layer_norm(config)(summed)
-        embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic).astype(config.compute_dtype)
+        embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
+        embedded = embedded.astype(config.compute_dtype)
         if width != config.hidden_size:  # ELECTRA's narrow tables
             embedded = Dense(config, config.hidden_size, name="project")(embedded)
         return embedded, copies
@@ -84,31 +100,19 @@ class Embeddings(nn.Module):
         # Replicated first: a sharded lookup would need communication.
         return look_up(config.compute_dtype, config.matmul_precision, whole(table), ids)
 
-    def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
-        """Returns random rows for the vocabulary and zero rows for its padding."""
-        table = truncated_normal(self.config.initializer_stddev)(key, (self.config.vocab_size, shape[1]), dtype)
-        return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)
-
 
 class Stream(NamedTuple):
     """The activations between layers. With norm before a block, its input and the sum it adds to are two arrays."""
 
     hidden: jax.Array  # [B, L, H]: the input of the next block
-    summed: jax.Array | None  # [B, L, H] before the norm; None with norm after the sum, where `hidden` is added to
+    # [B, L, H] before the norm; None with norm after the sum, where `hidden` is added to
+    summed: jax.Array | None
 
     def add(self, config: ModelConfig, update: jax.Array) -> "Stream":
         """Returns the stream after a block. The norm is that of the module that calls this."""
         summed = (self.hidden if self.summed is None else self.summed) + update
         hidden = layer_norm(config)(summed).astype(config.compute_dtype)
         return Stream(hidden, None if config.norm == "after" else summed)
-
-
-class Sight(NamedTuple):
-    """Which keys the queries of a batch see, and their positions."""
-
-    attends: jax.Array  # [B, L, L] bool; or the sequence ids [B, L], where the scores of a row are not stored
-    local: jax.Array | None  # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
-    positions: jax.Array  # [B, L] in the sequence
 
 
 class Attention(nn.Module):
@@ -128,26 +132,23 @@ class Attention(nn.Module):
         dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.dense_bias)
         query, key, value = (dense(name=name)(stream.hidden) for name in ("query", "key", "value"))
         if config.positions == "rotary":
-            wide = rotary_frequencies(config.rotary_theta, config.head_size)
-            narrow = rotary_frequencies(config.local_rotary_theta, config.head_size)
-            frequencies = jnp.asarray(wide) if is_global is None else jnp.where(is_global, wide, narrow)
-            turn = jax.checkpoint(functools.partial(rotate, head_size=config.head_size))
-            query, key = (turn(array, sight.positions, frequencies) for array in (query, key))
+            query, key = turn_heads(config, query, key, sight.positions, is_global)
 
         if sight.attends.ndim == 2:
             from bert_jax.model.fused_attention import attend_by_ids  # importing Pallas is slow
 
             draws = config.attention_dropout_rate > 0 and not deterministic
             dropout_key = self.make_rng("dropout") if draws else None
-            context = attend_by_ids(config, query, key, value, sight.attends, is_global, dropout_key)
+            context = attend_by_ids(
+                config, query, key, value, sight.attends, is_global, dropout_key
+            )
         else:
             heads = (*value.shape[:2], config.num_heads, config.head_size)
             query, key, value = (array.reshape(heads) for array in (query, key, value))
-            attends = sight.attends
-            if is_global is not None and sight.local is not None:
-                attends = jnp.where(is_global, attends, sight.local)
-            drop = functools.partial(Dropout(config.attention_dropout_rate), deterministic=deterministic)
-            context, probabilities = attend(query, key, value, attends, drop, config.matmul_precision)
+            dropout = Dropout(config.attention_dropout_rate)
+            drop = functools.partial(dropout, deterministic=deterministic)
+            attends, precision = sight.mask(is_global), config.matmul_precision
+            context, probabilities = attend(query, key, value, attends, drop, precision)
             context = checkpoint_name(context.reshape(stream.hidden.shape), SAVED)
 
         update = dense(name="output", stddev=config.output_stddev)(context)
@@ -165,7 +166,8 @@ class FeedForward(nn.Module):
         """Returns the stream."""
         config = self.config
         dense = functools.partial(Dense, config, has_bias=config.dense_bias)
-        product, bias = dense(config.intermediate_size, add=False, name="intermediate")(stream.hidden)
+        intermediate = dense(config.intermediate_size, add=False, name="intermediate")
+        product, bias = intermediate(stream.hidden)
         widened: Any = activate(config.activation, product, bias)
         if config.feed_forward == "gated":
             widened = widened * dense(config.intermediate_size, name="gate")(stream.hidden)
@@ -184,7 +186,9 @@ class Layer(nn.Module):
         self, stream: Stream, sight: Sight, is_global: jax.Array | None, deterministic: bool
     ) -> tuple[Stream, jax.Array | None]:
         """Returns the stream in the compute dtype, and the probabilities of `Attention`."""
-        stream, probabilities = Attention(self.config, name="attention")(stream, sight, is_global, deterministic)
+        stream, probabilities = Attention(self.config, name="attention")(
+            stream, sight, is_global, deterministic
+        )
         return FeedForward(self.config, name="mlp")(stream, deterministic), probabilities
 
 
@@ -199,10 +203,12 @@ class Pooler(nn.Module):
         config, block = self.config, self.config.block
         if block.dropout:
             vectors = Dropout(config.hidden_dropout_rate)(vectors, deterministic)
-        dense = Dense(config, config.hidden_size, has_bias=config.dense_bias, stddev=config.output_stddev)
+        size, stddev = config.hidden_size, config.output_stddev
+        dense = Dense(config, size, has_bias=config.dense_bias, stddev=stddev)
         nn.share_scope(self, dense)
         pooled = dense(vectors)
-        pooled = jnp.tanh(pooled) if block.activation == "tanh" else ACTIVATIONS[block.activation](pooled)
+        activation = jnp.tanh if block.activation == "tanh" else ACTIVATIONS[block.activation]
+        pooled = activation(pooled)
         return layer_norm(config)(pooled).astype(config.compute_dtype) if block.norm else pooled
 
 
@@ -210,12 +216,15 @@ class Encoded(NamedTuple):
     """The outputs of the encoder for a batch."""
 
     hidden: jax.Array  # [B, L, H]: the last layer
-    pooled: jax.Array | None  # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler (`Block`)
+    # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler (`Block`)
+    pooled: jax.Array | None
     # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`; with norm before a block they are sums,
     # all but the last before a norm
     layers: jax.Array | None
-    word_table: jax.Array  # [D, V padded, width of it]: for the tied output layer; D equal copies (`copy_to_rows`)
-    attentions: jax.Array | None = None  # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
+    # [D, V padded, width of it]: for the tied output layer; D equal copies (`copy_to_rows`)
+    word_table: jax.Array
+    # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
+    attentions: jax.Array | None = None
 
 
 class Encoder(nn.Module):
@@ -223,11 +232,16 @@ class Encoder(nn.Module):
 
     config: ModelConfig
     pool: bool = True  # False for models without a pooler, such as those that classify tokens
-    pool_tokens: bool = False  # `Encoded.pooled` [B, L, H] is of every token, for families that do so
+    # `Encoded.pooled` [B, L, H] is of every token, for families that do so
+    pool_tokens: bool = False
 
     @nn.compact
     def __call__(
-        self, batch: Batch, deterministic: bool = True, keep_layers: bool = False, keep_attentions: bool = False
+        self,
+        batch: Batch,
+        deterministic: bool = True,
+        keep_layers: bool = False,
+        keep_attentions: bool = False,
     ) -> Encoded:
         """Returns the encoded batch. Without `deterministic` it draws dropout from the stream "dropout".
 
@@ -235,22 +249,30 @@ class Encoder(nn.Module):
         """
         config = self.config
         config.validate()
-        sight = self._sight(batch, keep_attentions)
+        sight = what_is_seen(config, batch, keep_attentions)
         embed = Embeddings(config, name="embeddings")
-        embedded, word_table = embed(batch.token_ids, batch.type_ids, sight.positions, deterministic)
+        embedded, word_table = embed(
+            batch.token_ids, batch.type_ids, sight.positions, deterministic
+        )
         embedded = constrain_rows(embedded)
 
-        def layer(module: Layer, stream: Stream, is_global: jax.Array | None) -> tuple[Stream, tuple]:
+        def layer(
+            module: Layer, stream: Stream, is_global: jax.Array | None
+        ) -> tuple[Stream, tuple]:
             stream, probabilities = module(stream, sight, is_global, deterministic)
             stream = jax.tree.map(constrain_rows, stream)
             output = stream.hidden if stream.summed is None else stream.summed
-            return stream, (output if keep_layers else None, probabilities if keep_attentions else None)
+            kept = output if keep_layers else None
+            return stream, (kept, probabilities if keep_attentions else None)
 
         if config.remat != "none":
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
         stream = Stream(embedded, None if config.norm == "after" else embedded)
-        is_global = np.arange(config.num_layers) % config.global_every == 0 if config.num_local else None
-        if self.has_variable("params", layer_name(0)):  # parameters that `on_cpu.unstack` has taken out of their stack
+        is_global = (
+            np.arange(config.num_layers) % config.global_every == 0 if config.num_local else None
+        )
+        # parameters that `on_cpu.unstack` has taken out of their stack
+        if self.has_variable("params", layer_name(0)):
             per_layer = []
             for index in range(config.num_layers):
                 here = None if is_global is None else is_global[index]
@@ -270,30 +292,9 @@ class Encoder(nn.Module):
 
         hidden, pooled = stream.hidden, None
         if self.pool:
-            summaries = hidden if self.pool_tokens else self._summarize(hidden, batch)
+            summaries = hidden if self.pool_tokens else vectors_of_sequences(config, hidden, batch)
             pooled = Pooler(config, name="pooler")(summaries, deterministic)
-        layers = None if kept is None else jnp.concatenate([embedded[None], kept[:-1], hidden[None]])
+        layers = None
+        if keep_layers:
+            layers = jnp.concatenate([embedded[None], kept[:-1], hidden[None]])
         return Encoded(hidden, pooled, layers, word_table, attentions)
-
-    def _sight(self, batch: Batch, keep_attentions: bool) -> Sight:
-        """Returns what each token sees: as ids where the scores of a row are not stored, else as masks."""
-        config, sequence_ids = self.config, batch.sequence_ids
-        positions = positions_in_sequence(sequence_ids)
-        length = sequence_ids.shape[1]  # no number in an exported program
-        in_blocks = isinstance(length, int) and (config.num_local > 0 or length > LONGEST_WHOLE)
-        # Kernels and blocks never have the probabilities, and read all rows alike.
-        if (config.attention == "fused" or in_blocks) and not keep_attentions and batch.causal is None:
-            return Sight(sequence_ids, None, positions)
-        causal = config.causal if batch.causal is None else batch.causal
-        local = attention_mask(sequence_ids, causal, config.window) if config.num_local else None
-        return Sight(attention_mask(sequence_ids, causal), local, positions)
-
-    def _summarize(self, hidden: jax.Array, batch: Batch) -> jax.Array:
-        """Returns one vector for each sequence, [B, M, H]: its first token's, or the mean of all."""
-        config, positions = self.config, jnp.asarray(batch.cls_positions, jnp.int32)
-        if config.pooling == "mean":
-            means = mean_of_sequences(hidden, batch.sequence_ids, positions.shape[1], config.matmul_precision)
-            return means.astype(hidden.dtype)
-        if config.causal:  # the first token of a sequence has seen only itself, and the last has seen all of it
-            positions = last_positions(batch.sequence_ids, positions)
-        return take_rows(hidden, positions)

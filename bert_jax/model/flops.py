@@ -5,7 +5,11 @@ from bert_jax.settings.model import ModelConfig
 
 
 def forward_flops(
-    model: ModelConfig, num_tokens: float, sum_squared_lengths: float, num_predictions: float, num_sequences: float
+    model: ModelConfig,
+    num_tokens: float,
+    sum_squared_lengths: float,
+    num_predictions: float,
+    num_sequences: float,
 ) -> float:
     """Returns the FLOPs of one forward pass with both heads; a multiplication and an addition are 2.
 
@@ -14,8 +18,12 @@ def forward_flops(
     sequences too.
     """
     hidden, width = model.hidden_size, model.embedding_width
-    feed_forward = (3 if model.feed_forward == "gated" else 2) * 2 * hidden * model.intermediate_size
-    per_token = model.num_layers * (8 * hidden**2 + feed_forward) + 2 * width * hidden * (width != hidden)
+    feed_forward = (
+        (3 if model.feed_forward == "gated" else 2) * 2 * hidden * model.intermediate_size
+    )
+    per_token = model.num_layers * (8 * hidden**2 + feed_forward) + 2 * width * hidden * (
+        width != hidden
+    )
     of_local = min(sum_squared_lengths, num_tokens * (2 * model.window + 1))
     scores = (model.num_layers - model.num_local) * sum_squared_lengths + model.num_local * of_local
     attention = 4 * hidden * scores  # and the sums they weigh
@@ -25,7 +33,11 @@ def forward_flops(
 
 
 def train_flops(
-    model: ModelConfig, num_tokens: float, sum_squared_lengths: float, num_predictions: float, num_sequences: float
+    model: ModelConfig,
+    num_tokens: float,
+    sum_squared_lengths: float,
+    num_predictions: float,
+    num_sequences: float,
 ) -> float:
     """Returns the FLOPs of one training step: the backward pass is twice the forward pass.
 

@@ -31,7 +31,8 @@ from bert_jax.settings.model import ModelConfig
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
 
-_MODULES = {"tpu": "fused_attention_tpu", "cuda": "fused_attention_gpu"}  # by JAX's name of the platform
+# by JAX's name of the platform
+_MODULES = {"tpu": "fused_attention_tpu", "cuda": "fused_attention_gpu"}
 
 
 @functools.cache
@@ -43,7 +44,8 @@ def kernels() -> dict[str, ModuleType]:
             there[platform] = importlib.import_module(f"bert_jax.model.{name}")
         except ImportError as error:
             warnings.warn(
-                f"attention=fused has no kernel for {platform} with this JAX ({error}); use plain", stacklevel=2
+                f"attention=fused has no kernel for {platform} with this JAX ({error}); use plain",
+                stacklevel=2,
             )
     return there
 
@@ -103,7 +105,9 @@ def fused_attention(
     use_kernels: False computes without a kernel too.
     """
     rows, _, hidden = query.shape
-    shape = AttentionShape(num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16), precision, window)
+    shape = AttentionShape(
+        num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16), precision, window
+    )
     keys = jnp.zeros((rows, num_heads, 2), jnp.int32)
     if shape.drops:
         assert dropout_key is not None, f"dropout of {rate} needs a key"
@@ -117,13 +121,16 @@ def fused_attention(
     if mesh.empty:
         alone = interpret or jax.device_count() == 1
     else:
-        alone = (divided if tensor in mesh.shape else mesh.size) == 1  # a user's mesh may have no such axis
+        # a user's mesh may have no such axis
+        alone = (divided if tensor in mesh.shape else mesh.size) == 1
     if alone:
         return _attention(shape, interpret, *arrays)
     if tensor not in mesh.shape or rows % num_row_shards():
         return _plain(shape, *arrays)  # a kernel can only be sharded by rows and heads
     of_device = shape._replace(num_heads=num_heads // mesh.shape[tensor])
-    columns, ids, heads = (PartitionSpec(row_axes(), *rest) for rest in ((None, tensor), (None,), (tensor, None)))
+    columns, ids, heads = (
+        PartitionSpec(row_axes(), *rest) for rest in ((None, tensor), (None,), (tensor, None))
+    )
     over_mesh = jax.shard_map(
         functools.partial(_attention, of_device, interpret),
         in_specs=(columns, columns, columns, ids, heads),
@@ -147,7 +154,9 @@ def _attention_forward(
     zeros in their place.
     """
     gpu = kernels().get("cuda")
-    with_statistics = interpret == "cuda" or (not interpret and gpu is not None and gpu.fits(shape, arrays[0]))
+    with_statistics = interpret == "cuda" or (
+        not interpret and gpu is not None and gpu.fits(shape, arrays[0])
+    )
     missing = (*arrays[4].shape[:2], arrays[0].shape[1] if with_statistics else 0)
 
     def without(compute: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
@@ -170,11 +179,15 @@ def _attention_forward(
 def _attention_backward(
     shape: AttentionShape, interpret: str, saved: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[jax.Array | np.ndarray, ...]:
-    def plain(gradient: jax.Array, context: jax.Array, statistics: jax.Array, *arrays: jax.Array) -> Gradients:
+    def plain(
+        gradient: jax.Array, context: jax.Array, statistics: jax.Array, *arrays: jax.Array
+    ) -> Gradients:
         _, pull_back = jax.vjp(lambda *floats: _plain(shape, *floats, *arrays[3:]), *arrays[:3])
         return pull_back(gradient)
 
-    def on_tpu(gradient: jax.Array, context: jax.Array, statistics: jax.Array, *arrays: jax.Array) -> Gradients:
+    def on_tpu(
+        gradient: jax.Array, context: jax.Array, statistics: jax.Array, *arrays: jax.Array
+    ) -> Gradients:
         return kernels()["tpu"].backward(shape, interpret == "tpu", gradient, *arrays)
 
     gradients = _by_platform(
@@ -193,12 +206,18 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _by_platform(
-    shape: AttentionShape, interpret: str, like: jax.Array, arrays: tuple[jax.Array, ...], **functions: Callable
+    shape: AttentionShape,
+    interpret: str,
+    like: jax.Array,
+    arrays: tuple[jax.Array, ...],
+    **functions: Callable,
 ) -> Any:
     """Returns the result of the function for the platform that is lowered for, if its kernel supports `like`."""
     if interpret:
         return functions[interpret](*arrays)
-    fitting = {name: functions[name] for name, kernel in kernels().items() if kernel.fits(shape, like)}
+    fitting = {
+        name: functions[name] for name, kernel in kernels().items() if kernel.fits(shape, like)
+    }
     if not fitting:
         return functions["default"](*arrays)
     return jax.lax.platform_dependent(*arrays, default=functions["default"], **fitting)

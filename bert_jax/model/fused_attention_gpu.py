@@ -25,7 +25,8 @@ from jax.experimental.pallas import triton
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.attention_kernels import AttentionShape, dot, draws
 
-HEAD_SIZES = (16, 32, 64)  # powers of 2, as all blocks of Triton, and at least a tile of the matrix unit
+# powers of 2, as all blocks of Triton, and at least a tile of the matrix unit
+HEAD_SIZES = (16, 32, 64)
 WIDEST_HEAD = 128  # bytes; the blocks below are chosen for heads that are no wider
 MOST_PROGRAMS = 65535  # along the second and third axis of a grid of CUDA
 _IDS_AT_ONCE = 1024  # that a program looks through
@@ -42,7 +43,9 @@ class Launch(NamedTuple):
 
     def of_row(self, size: int) -> "Launch":
         """Returns blocks that divide a row of that many tokens, and its half."""
-        return self._replace(queries=math.gcd(size // 2, self.queries), keys=math.gcd(size, self.keys))
+        return self._replace(
+            queries=math.gcd(size // 2, self.queries), keys=math.gcd(size, self.keys)
+        )
 
 
 # Hopper's matrix unit takes 64 rows of the left operand: of queries in the first two, of keys in the third.
@@ -68,7 +71,9 @@ def fits(shape: AttentionShape, array: jax.Array) -> bool:
     )
 
 
-def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(
+    shape: AttentionShape, interpret: bool, *arrays: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns the context [B, L, H], and for each query the base 2 logarithm of the sum of its exponentials [B, N, L].
 
     Arrays: query, key, value, sequence ids, keys of dropout.
@@ -82,15 +87,24 @@ def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> tuple
 
 
 def backward(
-    shape: AttentionShape, interpret: bool, gradient: jax.Array, context: jax.Array, logs: jax.Array, *arrays: jax.Array
+    shape: AttentionShape,
+    interpret: bool,
+    gradient: jax.Array,
+    context: jax.Array,
+    logs: jax.Array,
+    *arrays: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of query, key and value. `context` and `logs` are the results of `forward`."""
     query, key, value, *_ = arrays
     like = jax.ShapeDtypeStruct(query.shape, value.dtype)
     means = jax.ShapeDtypeStruct(logs.shape, jnp.float32)
     given = (*arrays, gradient, logs)
-    of_query, means = _call(attention_queries, OF_QUERIES, shape, interpret, (*given, context), [like, means])
-    of_key, of_value = _call(attention_keys, OF_KEYS, shape, interpret, (*given, means), [like, like])
+    of_query, means = _call(
+        attention_queries, OF_QUERIES, shape, interpret, (*given, context), [like, means]
+    )
+    of_key, of_value = _call(
+        attention_keys, OF_KEYS, shape, interpret, (*given, means), [like, like]
+    )
     return of_query, of_key, of_value
 
 
@@ -109,7 +123,9 @@ def _call(
 
     def block(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
         if array.shape == (rows, size, hidden):
-            return pl.BlockSpec((None, size, shape.head_size), lambda part, head, row: (row, 0, head))
+            return pl.BlockSpec(
+                (None, size, shape.head_size), lambda part, head, row: (row, 0, head)
+            )
         if array.ndim == 2:  # sequence ids
             return pl.BlockSpec((None, size), lambda part, head, row: (row, 0))
         return pl.BlockSpec((None, None, array.shape[2]), lambda part, head, row: (row, head, 0))
@@ -120,13 +136,17 @@ def _call(
         in_specs=[block(array) for array in arrays],
         out_specs=[block(result) for result in results],
         out_shape=results,
-        compiler_params=triton.CompilerParams(num_warps=launch.num_warps, num_stages=launch.num_stages),
+        compiler_params=triton.CompilerParams(
+            num_warps=launch.num_warps, num_stages=launch.num_stages
+        ),
         interpret=interpret,
         name=kernel.__name__,
     )(*arrays)
 
 
-def attention_forward(shape: AttentionShape, launch: Launch, query, key, value, ids, keys, context, logs) -> None:
+def attention_forward(
+    shape: AttentionShape, launch: Launch, query, key, value, ids, keys, context, logs
+) -> None:
     """Writes the contexts of two blocks of queries."""
     pair = _Pair(shape, launch, ids, keys, pl.program_id(0) * launch.queries)
     queries = [query[rows, :] for rows in pair.places]
@@ -134,16 +154,24 @@ def attention_forward(shape: AttentionShape, launch: Launch, query, key, value, 
     def add(number, half, sums, keeps):
         columns = pl.ds(number * launch.keys, launch.keys)
         context, largest, total = sums
-        scores, _ = pair.scores(half, dot(shape, queries[half], key[columns, :], 1, 1), ids[columns], number)
+        scores, _ = pair.scores(
+            half, dot(shape, queries[half], key[columns, :], 1, 1), ids[columns], number
+        )
         larger = jnp.maximum(largest, jnp.max(scores, axis=1))
         before = jnp.exp2(largest - larger)
         raised = jnp.exp2(scores - larger[:, None])
         dropped = jnp.where(keeps[half], raised, 0.0) if shape.drops else raised
-        context = context * before[:, None] + dot(shape, dropped.astype(value.dtype), value[columns, :], 1, 0)
+        context = context * before[:, None] + dot(
+            shape, dropped.astype(value.dtype), value[columns, :], 1, 0
+        )
         return context, larger, total * before + jnp.sum(raised, axis=1)
 
     zeros = jnp.zeros((launch.queries, shape.head_size), jnp.float32)
-    start = (zeros, jnp.full(launch.queries, -jnp.inf, jnp.float32), jnp.zeros(launch.queries, jnp.float32))
+    start = (
+        zeros,
+        jnp.full(launch.queries, -jnp.inf, jnp.float32),
+        jnp.zeros(launch.queries, jnp.float32),
+    )
     sums = pair.over_keys(add, start)
     for rows, (summed, largest, total) in zip(pair.places, sums):
         context[rows, :] = (summed * (shape.rescale / total)[:, None]).astype(context.dtype)
@@ -151,7 +179,18 @@ def attention_forward(shape: AttentionShape, launch: Launch, query, key, value, 
 
 
 def attention_queries(
-    shape: AttentionShape, launch: Launch, query, key, value, ids, keys, gradient, logs, context, of_query, means
+    shape: AttentionShape,
+    launch: Launch,
+    query,
+    key,
+    value,
+    ids,
+    keys,
+    gradient,
+    logs,
+    context,
+    of_query,
+    means,
 ) -> None:
     """Writes the gradients of two blocks of queries, and the means of softmax's gradient for `attention_keys`."""
     pair = _Pair(shape, launch, ids, keys, pl.program_id(0) * launch.queries)
@@ -166,18 +205,33 @@ def attention_queries(
     def add(number, half, summed, keeps):
         columns = pl.ds(number * launch.keys, launch.keys)
         queries, of_context, log, mean = halves[half]
-        scores, sees = pair.scores(half, dot(shape, queries, key[columns, :], 1, 1), ids[columns], number)
+        scores, sees = pair.scores(
+            half, dot(shape, queries, key[columns, :], 1, 1), ids[columns], number
+        )
         of_dropped = dot(shape, of_context, value[columns, :], 1, 1)
         of_scores = pair.of_scores(half, jnp.exp2(scores - log), sees, of_dropped, mean, keeps)
         return summed + dot(shape, of_scores.astype(key.dtype), key[columns, :], 1, 0)
 
     sums = pair.over_keys(add, jnp.zeros((launch.queries, shape.head_size), jnp.float32))
     for rows, summed in zip(pair.places, sums):
-        of_query[rows, :] = (summed * (shape.rescale * shape.head_size**-0.5)).astype(of_query.dtype)
+        of_query[rows, :] = (summed * (shape.rescale * shape.head_size**-0.5)).astype(
+            of_query.dtype
+        )
 
 
 def attention_keys(
-    shape: AttentionShape, launch: Launch, query, key, value, ids, keys, gradient, logs, means, of_key, of_value
+    shape: AttentionShape,
+    launch: Launch,
+    query,
+    key,
+    value,
+    ids,
+    keys,
+    gradient,
+    logs,
+    means,
+    of_key,
+    of_value,
 ) -> None:
     """Writes the gradients of a block of keys and of values. Scores are [keys, queries] here."""
     number = pl.program_id(0)
@@ -204,12 +258,16 @@ def attention_keys(
     half_size = query.shape[0] // 2
     sums = (zeros, zeros)
     if shape.drops:
-        sums = jax.lax.fori_loop(0, half_size // launch.queries, functools.partial(add, chosen=(0, 1)), sums)
+        sums = jax.lax.fori_loop(
+            0, half_size // launch.queries, functools.partial(add, chosen=(0, 1)), sums
+        )
     else:
         for half in (0, 1):
             place = (half * half_size, half_size)
             first = number * launch.keys
-            blocks = _blocks_in_sight(shape, ids, place, own_ids, first, launch.queries, by_keys=True)
+            blocks = _blocks_in_sight(
+                shape, ids, place, own_ids, first, launch.queries, by_keys=True
+            )
             sums = jax.lax.fori_loop(*blocks, functools.partial(add, chosen=(half,)), sums)
     summed_key, summed_value = sums
     of_key[columns, :] = (summed_key * (shape.rescale * shape.head_size**-0.5)).astype(of_key.dtype)
@@ -217,7 +275,13 @@ def attention_keys(
 
 
 def _blocks_in_sight(
-    shape: AttentionShape, ids: Any, half: tuple[int, int], own: jax.Array, first: jax.Array, block: int, by_keys: bool
+    shape: AttentionShape,
+    ids: Any,
+    half: tuple[int, int],
+    own: jax.Array,
+    first: jax.Array,
+    block: int,
+    by_keys: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the first block that a program must go through, and the end of these blocks.
 
@@ -264,7 +328,9 @@ def _add_to(add: Callable[..., Any], half: int, number: jax.Array, sums: Any) ->
 class _Pair:
     """Two blocks of queries of one head and row, half a row apart, inside a kernel."""
 
-    def __init__(self, shape: AttentionShape, launch: Launch, ids, keys, start, *, transposed: bool = False):
+    def __init__(
+        self, shape: AttentionShape, launch: Launch, ids, keys, start, *, transposed: bool = False
+    ):
         self.shape, self.launch, self.size, self.start = shape, launch, ids.shape[0], start
         self.places = [pl.ds(start + half * (self.size // 2), launch.queries) for half in (0, 1)]
         self.first, self.second = keys[0], keys[1]
@@ -273,8 +339,12 @@ class _Pair:
         self.all_ids = ids
         own = [ids[rows] for rows in self.places]
         # Scores of padding are equal, so that its softmax is uniform and its logarithm exact.
-        self.masked = [self._of_queries(jnp.where(block_ids == 0, 0.0, MASKED_SCORE)) for block_ids in own]
-        self.ids = [self._of_queries(jnp.where(block_ids == 0, _NO_QUERY, block_ids)) for block_ids in own]
+        self.masked = [
+            self._of_queries(jnp.where(block_ids == 0, 0.0, MASKED_SCORE)) for block_ids in own
+        ]
+        self.ids = [
+            self._of_queries(jnp.where(block_ids == 0, _NO_QUERY, block_ids)) for block_ids in own
+        ]
 
     def _of_queries(self, values: jax.Array) -> jax.Array:
         return jnp.expand_dims(values, 1 - self.axis)
@@ -294,9 +364,17 @@ class _Pair:
                 first = self.start + half * (self.size // 2)
                 own = self.all_ids[self.places[half]]
                 blocks = _blocks_in_sight(
-                    self.shape, self.all_ids, (0, self.size), own, first, self.launch.keys, by_keys=False
+                    self.shape,
+                    self.all_ids,
+                    (0, self.size),
+                    own,
+                    first,
+                    self.launch.keys,
+                    by_keys=False,
                 )
-                found.append(jax.lax.fori_loop(*blocks, functools.partial(_add_to, add, half), start))
+                found.append(
+                    jax.lax.fori_loop(*blocks, functools.partial(_add_to, add, half), start)
+                )
             return found
 
         def both(number: jax.Array, sums: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -312,7 +390,8 @@ class _Pair:
         sees = self.ids[half] == jnp.expand_dims(key_ids, self.axis)
         if self.shape.causal or self.shape.window:
             rows, columns = (
-                jax.lax.broadcasted_iota(jnp.int32, self.block, axis) for axis in (self.axis, 1 - self.axis)
+                jax.lax.broadcasted_iota(jnp.int32, self.block, axis)
+                for axis in (self.axis, 1 - self.axis)
             )
             ahead = number * self.launch.keys - self.start - half * (self.size // 2)
             if self.shape.causal:

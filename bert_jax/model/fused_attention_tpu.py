@@ -17,14 +17,19 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.attention_kernels import AttentionShape, dot, keeps
 
-LONGEST_ROW = 512  # tokens; the scores of one head are 1 MiB an array, and a few such arrays fit the vector memory
+# tokens; the scores of one head are 1 MiB an array, and a few such arrays fit the vector memory
+LONGEST_ROW = 512
 WIDEST_TILE = 256  # columns that the heads of a program may share
-MOST_TOKENS = 1024  # of a program with several rows: beyond that, starting a program is a small part of running it
-PROGRAM_BYTES = 12 * 2**20  # of the vector memory, which has 16 MiB in a core; the compiler takes some for itself
+# of a program with several rows: beyond that, starting a program is a small part of running it
+MOST_TOKENS = 1024
+# of the vector memory, which has 16 MiB in a core; the compiler takes some for itself
+PROGRAM_BYTES = 12 * 2**20
 _BLOCKS = 7  # [L, columns] that the backward pass reads and writes for each row
-_SCORES = 8  # [L, L] in float32 that the backward pass may hold for a row at once; libtpu 0.0.42 holds about 3
+# [L, L] in float32 that the backward pass may hold for a row at once; libtpu 0.0.42 holds about 3
+_SCORES = 8
 _SHORT_ROW = 128  # tokens
-_LANES = 128  # columns of a tile; heads lie side by side in it, and a program masks those of the other heads
+# columns of a tile; heads lie side by side in it, and a program masks those of the other heads
+_LANES = 128
 
 
 def fits(shape: AttentionShape, array: jax.Array) -> bool:
@@ -35,7 +40,12 @@ def fits(shape: AttentionShape, array: jax.Array) -> bool:
     """
     rows, size, _ = array.shape
     known = isinstance(rows, int) and isinstance(size, int) and not shape.window
-    return known and size <= LONGEST_ROW and size % 32 == 0 and _heads_of_a_tile(shape) * shape.head_size <= WIDEST_TILE
+    return (
+        known
+        and size <= LONGEST_ROW
+        and size % 32 == 0
+        and _heads_of_a_tile(shape) * shape.head_size <= WIDEST_TILE
+    )
 
 
 def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> jax.Array:
@@ -43,7 +53,9 @@ def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> jax.A
     return _run(_forward_kernel, shape, interpret, 1, *arrays)[0]
 
 
-def backward(shape: AttentionShape, interpret: bool, gradient: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def backward(
+    shape: AttentionShape, interpret: bool, gradient: jax.Array, *arrays: jax.Array
+) -> tuple[jax.Array, ...]:
     """Returns the gradients of query, key and value."""
     return tuple(_run(_backward_kernel, shape, interpret, 3, *arrays, gradient))
 
@@ -51,7 +63,9 @@ def backward(shape: AttentionShape, interpret: bool, gradient: jax.Array, *array
 def _heads_of_a_tile(shape: AttentionShape) -> int:
     """Returns the heads in the narrowest block of columns that a TPU can address."""
     counts = [count for count in range(1, shape.num_heads + 1) if shape.num_heads % count == 0]
-    return next((count for count in counts if count * shape.head_size % _LANES == 0), shape.num_heads)
+    return next(
+        (count for count in counts if count * shape.head_size % _LANES == 0), shape.num_heads
+    )
 
 
 def rows_of_a_program(rows: int, size: int, width: int, itemsize: int) -> int:
@@ -69,7 +83,9 @@ def rows_of_a_program(rows: int, size: int, width: int, itemsize: int) -> int:
     return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
-def _run(kernel, shape: AttentionShape, interpret: bool, num_results: int, *arrays: jax.Array) -> list[jax.Array]:
+def _run(
+    kernel, shape: AttentionShape, interpret: bool, num_results: int, *arrays: jax.Array
+) -> list[jax.Array]:
     """Runs a kernel for all rows and heads. Arrays: query, key, value, sequence ids, keys, and the rest like query."""
     query, key, value, sequence_ids, keys, *rest = arrays
     rows, size, _ = query.shape
@@ -80,7 +96,10 @@ def _run(kernel, shape: AttentionShape, interpret: bool, num_results: int, *arra
     of_rows = functools.partial(pl.BlockSpec, index_map=lambda some, tile, head: (some, 0, 0))
     products = 2 if num_results == 1 else 5
     scores = rows * shape.num_heads * size**2
-    moved = sum(array.size * array.dtype.itemsize for array in (query, key, value, *rest, *[query] * num_results))
+    moved = sum(
+        array.size * array.dtype.itemsize
+        for array in (query, key, value, *rest, *[query] * num_results)
+    )
     return pl.pallas_call(
         functools.partial(kernel, shape),
         grid=(rows // count, shape.num_heads // of_tile, of_tile),
@@ -92,16 +111,30 @@ def _run(kernel, shape: AttentionShape, interpret: bool, num_results: int, *arra
         ],
         out_specs=[block] * num_results,
         out_shape=[jax.ShapeDtypeStruct(query.shape, value.dtype)] * num_results,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
         cost_estimate=pl.CostEstimate(
-            flops=products * 2 * scores * shape.head_size, transcendentals=scores, bytes_accessed=moved
+            flops=products * 2 * scores * shape.head_size,
+            transcendentals=scores,
+            bytes_accessed=moved,
         ),
         interpret=interpret,
         name=kernel.__name__.strip("_"),
-    )(keys.reshape(rows, 1, -1), sequence_ids[:, :, None], sequence_ids[:, None, :], query, key, value, *rest)
+    )(
+        keys.reshape(rows, 1, -1),
+        sequence_ids[:, :, None],
+        sequence_ids[:, None, :],
+        query,
+        key,
+        value,
+        *rest,
+    )
 
 
-def _forward_kernel(shape: AttentionShape, keys, queries_ids, keys_ids, query, key, value, out) -> None:
+def _forward_kernel(
+    shape: AttentionShape, keys, queries_ids, keys_ids, query, key, value, out
+) -> None:
     """Writes the context of one head of some rows."""
     head = _Head(shape, query)
 
@@ -114,18 +147,34 @@ def _forward_kernel(shape: AttentionShape, keys, queries_ids, keys_ids, query, k
 
 
 def _backward_kernel(
-    shape: AttentionShape, keys, queries_ids, keys_ids, query, key, value, gradient, of_query, of_key, of_value
+    shape: AttentionShape,
+    keys,
+    queries_ids,
+    keys_ids,
+    query,
+    key,
+    value,
+    gradient,
+    of_query,
+    of_key,
+    of_value,
 ) -> None:
     """Writes the gradients of query, key and value of one head of some rows."""
     head = _Head(shape, query)
 
     def of_row(row: jax.Array) -> None:
-        probabilities, sees = head.probabilities(queries_ids[row], keys_ids[row], query[row], key[row])
+        probabilities, sees = head.probabilities(
+            queries_ids[row], keys_ids[row], query[row], key[row]
+        )
         drop, of_context = head.dropout(keys, row), head.own(gradient[row])
-        head.write(of_value, row, dot(shape, drop(probabilities).astype(value.dtype), of_context, 0, 0))
+        head.write(
+            of_value, row, dot(shape, drop(probabilities).astype(value.dtype), of_context, 0, 0)
+        )
         of_probabilities = drop(dot(shape, of_context, value[row], 1, 1))
         mean = jnp.sum(probabilities * of_probabilities, axis=-1, keepdims=True)
-        of_scores = jnp.where(sees, probabilities * (of_probabilities - mean) * shape.head_size**-0.5, 0)
+        of_scores = jnp.where(
+            sees, probabilities * (of_probabilities - mean) * shape.head_size**-0.5, 0
+        )
         of_scores = of_scores.astype(query.dtype)
         head.write(of_query, row, dot(shape, of_scores, key[row], 1, 0))
         head.write(of_key, row, dot(shape, of_scores, query[row], 0, 0))
@@ -155,7 +204,8 @@ class _Head:
     def __init__(self, shape: AttentionShape, query):
         self.shape, self.size = shape, query.shape[1]
         self.in_tile = pl.program_id(2)
-        self.place = 2 * (pl.program_id(1) * _heads_of_a_tile(shape) + self.in_tile)  # of its keys of dropout
+        # of its keys of dropout
+        self.place = 2 * (pl.program_id(1) * _heads_of_a_tile(shape) + self.in_tile)
         columns = jax.lax.broadcasted_iota(jnp.int32, query.shape[1:], 1)
         self.columns = columns // shape.head_size == self.in_tile
 
@@ -170,7 +220,9 @@ class _Head:
         sees = (queries_ids == keys_ids) & (keys_ids != 0)
         if self.shape.causal:
             places = (self.size, self.size)
-            later = jax.lax.broadcasted_iota(jnp.int32, places, 1) > jax.lax.broadcasted_iota(jnp.int32, places, 0)
+            later = jax.lax.broadcasted_iota(jnp.int32, places, 1) > jax.lax.broadcasted_iota(
+                jnp.int32, places, 0
+            )
             sees = sees & ~later
         scores = dot(self.shape, self.own(query), key, 1, 1) * self.shape.head_size**-0.5
         scores = jnp.where(sees, scores, MASKED_SCORE)

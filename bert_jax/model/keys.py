@@ -31,7 +31,9 @@ def root_key(seed: int, purpose: str) -> jax.Array:
     Raises: InputError if JAX is told to draw other bits of threefry keys, as it did before version 0.5.
     """
     if not getattr(jax.config, "jax_threefry_partitionable", True):
-        raise InputError("JAX_THREEFRY_PARTITIONABLE is off, with which seeds draw other numbers; leave it on")
+        raise InputError(
+            "JAX_THREEFRY_PARTITIONABLE is off, with which seeds draw other numbers; leave it on"
+        )
     key = jax.random.key(seed, impl="threefry2x32")  # of the lower 32 bits
     if seed >= 2**32:
         key = jax.random.fold_in(key, seed >> 32)

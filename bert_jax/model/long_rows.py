@@ -23,7 +23,9 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     count = -(-(size**2) // SCORES)
     block = -(-size // count)
     count = -(-size // block)
-    of_keys, of_values = (array.reshape(rows, size, shape.num_heads, shape.head_size) for array in (key, value))
+    of_keys, of_values = (
+        array.reshape(rows, size, shape.num_heads, shape.head_size) for array in (key, value)
+    )
 
     def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
         queries, queries_ids, start = block_of
@@ -32,12 +34,16 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
         sees = sees & (columns <= places) if shape.causal else sees
 
         def drop(probabilities: jax.Array) -> jax.Array:
-            kept = keeps_at(shape, size, places, columns, keys[:, :, 0, None, None], keys[:, :, 1, None, None])
+            kept = keeps_at(
+                shape, size, places, columns, keys[:, :, 0, None, None], keys[:, :, 1, None, None]
+            )
             return jnp.where(kept, probabilities * shape.rescale, 0)
 
         queries = queries.reshape(rows, block, shape.num_heads, shape.head_size)
         dropped = drop if shape.drops else (lambda probabilities: probabilities)
-        return attend(queries, of_keys, of_values, sees, dropped, shape.precision)[0].reshape(rows, block, hidden)
+        return attend(queries, of_keys, of_values, sees, dropped, shape.precision)[0].reshape(
+            rows, block, hidden
+        )
 
     blocks = tuple(jnp.moveaxis(_divided(array, block), 1, 0) for array in (query, ids))
     contexts = jax.lax.map(jax.checkpoint(of_block), (*blocks, jnp.arange(count) * block))
@@ -68,7 +74,9 @@ def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
 
     def drop(probabilities: jax.Array) -> jax.Array:
         first, second = (keys[:, None, :, number, None, None] for number in (0, 1))
-        kept = keeps_at(shape, size, places[:, None], columns[:, None], first, second).reshape(probabilities.shape)
+        kept = keeps_at(shape, size, places[:, None], columns[:, None], first, second).reshape(
+            probabilities.shape
+        )
         return jnp.where(kept, probabilities * shape.rescale, 0)
 
     of_queries, of_keys, of_values = (

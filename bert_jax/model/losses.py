@@ -11,7 +11,10 @@ Pair = tuple[jax.Array, jax.Array]  # a float32 sum over predictions, and their 
 
 def mean_metrics(sums: Mapping[str, Sequence[float] | Pair]) -> dict[str, float]:
     """Returns sum / weight of every metric; 0 if the weight is 0."""
-    return {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
+    return {
+        name: float(total) / float(weight) if weight else 0.0
+        for name, (total, weight) in sums.items()
+    }
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
@@ -30,7 +33,9 @@ def accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
     A tie counts as wrong, and so does NaN. Shapes as for `cross_entropy`.
     """
     others = jnp.where(_is_label(logits, labels), -jnp.inf, logits)
-    return jnp.sum((_logit_of(logits, labels) > jnp.max(others, axis=-1)) * weights), jnp.sum(weights)
+    return jnp.sum((_logit_of(logits, labels) > jnp.max(others, axis=-1)) * weights), jnp.sum(
+        weights
+    )
 
 
 def squared_error(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:

@@ -30,12 +30,18 @@ def predictions_per_row(config: MaskingConfig, row_length: int, num_sequences: i
     """Returns P, the largest number of predictions in a row of M sequences."""
     if num_sequences == 1:
         return max(1, int(prediction_budgets(config, row_length)[-1]))
-    most = min(int(config.rate * row_length) + num_sequences, num_sequences * config.limit(row_length))
+    most = min(
+        int(config.rate * row_length) + num_sequences, num_sequences * config.limit(row_length)
+    )
     return max(1, most)
 
 
 def mask_tokens(
-    batch: Batch, config: MaskingConfig, vocab_size: int, mask_id: int, never_predicted: tuple[int, ...]
+    batch: Batch,
+    config: MaskingConfig,
+    vocab_size: int,
+    mask_id: int,
+    never_predicted: tuple[int, ...],
 ) -> Batch:
     """Returns the batch with tokens hidden and `mlm_positions`, `mlm_labels`, `mlm_weights` [B, P] set.
 
@@ -60,18 +66,32 @@ def mask_tokens(
     offsets = positions - of_token(batch.cls_positions.astype(jnp.int32))
     epochs = jnp.zeros_like(batch.epochs) if config.static else batch.epochs
     numbers = batch.sequence_numbers.astype(jnp.uint32)
-    bits = _token_bits(config.seed, epochs, numbers, place, offsets, 4 if config.max_ngram > 1 else 3)  # [B, L, 3 or 4]
+    # [B, L, 3 or 4]
+    bits = _token_bits(
+        config.seed, epochs, numbers, place, offsets, 4 if config.max_ngram > 1 else 3
+    )
 
-    lengths = jnp.sum(sequence_ids[:, None, :] == jnp.arange(1, num_sequences + 1)[:, None], axis=-1)  # [B, M]
+    # [B, M]
+    lengths = jnp.sum(
+        sequence_ids[:, None, :] == jnp.arange(1, num_sequences + 1)[:, None], axis=-1
+    )
     budgets = jnp.asarray(prediction_budgets(config, row_length))[lengths]
     candidates = real & ~jnp.isin(token_ids, jnp.array(never_predicted))
     if config.whole_word:
         assert batch.word_starts is not None
         starts = first_tokens_of_words(candidates, batch.word_starts, sequence_ids)
-        words = _ngram_lengths(bits[..., 3], config.max_ngram) if config.max_ngram > 1 else jnp.ones_like(place)
-        chosen = choose_words(bits[..., 0], words, candidates, starts, place, budgets, config.max_ngram)
+        words = (
+            _ngram_lengths(bits[..., 3], config.max_ngram)
+            if config.max_ngram > 1
+            else jnp.ones_like(place)
+        )
+        chosen = choose_words(
+            bits[..., 0], words, candidates, starts, place, budgets, config.max_ngram
+        )
     else:
-        chosen = candidates & (_rank_in_sequence(bits[..., 0], candidates, sequence_ids) < of_token(budgets))
+        chosen = candidates & (
+            _rank_in_sequence(bits[..., 0], candidates, sequence_ids) < of_token(budgets)
+        )
 
     num_predictions = predictions_per_row(config, row_length, num_sequences)
     ordered = jnp.sort(jnp.where(chosen, positions, row_length), axis=1)[:, :num_predictions]
@@ -80,7 +100,8 @@ def mask_tokens(
     mlm_labels = jnp.where(weights, jnp.take_along_axis(token_ids, mlm_positions, axis=1), 0)
 
     share = _unit(bits[..., 1])
-    random_ids = (bits[..., 2] % vocab_size).astype(jnp.int32)  # the bias, vocab_size / 2**32, is below 1e-4
+    # the bias, vocab_size / 2**32, is below 1e-4
+    random_ids = (bits[..., 2] % vocab_size).astype(jnp.int32)
     hidden = jnp.where(share < config.mask_rate + config.random_rate, random_ids, token_ids)
     hidden = jnp.where(share < config.mask_rate, mask_id, hidden)
     return batch._replace(
@@ -101,13 +122,19 @@ def leave_causal(masked: Batch, batch: Batch, config: MaskingConfig) -> Batch:
     root = root_key(config.seed, "causal_rows")
     epochs = jnp.zeros_like(batch.epochs) if config.static else batch.epochs
     numbers = batch.sequence_numbers[:, 0].astype(jnp.uint32)
-    keys = jax.vmap(lambda epoch, number: jax.random.fold_in(jax.random.fold_in(root, epoch), number))(epochs, numbers)
-    causal = _unit(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)) < config.causal_rate
+    keys = jax.vmap(
+        lambda epoch, number: jax.random.fold_in(jax.random.fold_in(root, epoch), number)
+    )(epochs, numbers)
+    causal = (
+        _unit(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)) < config.causal_rate
+    )
     here = causal[:, None]
     return masked._replace(
         causal=causal,
         token_ids=jnp.where(here, batch.token_ids, masked.token_ids),
-        mlm_positions=jnp.where(here & (masked.mlm_weights > 0), masked.mlm_positions - 1, masked.mlm_positions),
+        mlm_positions=jnp.where(
+            here & (masked.mlm_weights > 0), masked.mlm_positions - 1, masked.mlm_positions
+        ),
     )
 
 
@@ -126,14 +153,18 @@ def next_tokens(batch: Batch) -> Batch:
     )
 
 
-def first_tokens_of_words(candidates: jax.Array, word_starts: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+def first_tokens_of_words(
+    candidates: jax.Array, word_starts: jax.Array, sequence_ids: jax.Array
+) -> jax.Array:
     """Returns [B, L] bool: whether the candidate begins a word, or is the first candidate of its sequence.
 
     If truncation cut into the first word of sentence B, its rest counts as part of the last word of A, as in the
     reference.
     """
     count = jnp.cumsum(candidates, axis=1)
-    earlier = jnp.where(sequence_ids[:, :, None] > sequence_ids[:, None, :], candidates[:, None, :], False)
+    earlier = jnp.where(
+        sequence_ids[:, :, None] > sequence_ids[:, None, :], candidates[:, None, :], False
+    )
     is_first = count - jnp.sum(earlier, axis=-1) == 1
     return candidates & (word_starts | is_first)
 
@@ -170,7 +201,8 @@ def choose_words(
 
     # Where the run of 1, 2, ... words from each start on ends, and how many candidates are in it.
     from_here = jax.lax.cummin(jnp.where(starts, index, row_length), axis=1, reverse=True)
-    next_start = jnp.pad(from_here[:, 1:], ((0, 0), (0, 2)), constant_values=row_length)  # [B, L + 1]
+    # [B, L + 1]
+    next_start = jnp.pad(from_here[:, 1:], ((0, 0), (0, 2)), constant_values=row_length)
     before = jnp.pad(jnp.cumsum(candidates, axis=1), ((0, 0), (1, 0)))  # [B, L + 1]
     place_at = jnp.pad(place, ((0, 0), (0, 1)), constant_values=-1)
     ends = [next_start[:, :-1]]
@@ -178,14 +210,21 @@ def choose_words(
         goes_on = jnp.take_along_axis(place_at, ends[-1], axis=1) == place
         ends.append(jnp.where(goes_on, jnp.take_along_axis(next_start, ends[-1], axis=1), ends[-1]))
     stops = jnp.stack(ends, axis=-1)  # [B, L, max_ngram]
-    sizes = jnp.stack([jnp.take_along_axis(before, end, axis=1) for end in ends], axis=-1) - before[:, :-1, None]
+    sizes = (
+        jnp.stack([jnp.take_along_axis(before, end, axis=1) for end in ends], axis=-1)
+        - before[:, :-1, None]
+    )
 
-    def visit(carry: tuple[jax.Array, jax.Array], first: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def visit(
+        carry: tuple[jax.Array, jax.Array], first: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
         chosen, left = carry  # [B, L] bool, [B, M] int
         room = left[rows, place[rows, first]]
         fits = sizes[rows, first] <= room[:, None]  # [B, max_ngram]: the first ones, as runs grow
         taken = jnp.clip(jnp.minimum(jnp.sum(fits, axis=1), num_words[rows, first]) - 1, 0)
-        inside = candidates & (index >= first[:, None]) & (index < stops[rows, first, taken][:, None])
+        inside = (
+            candidates & (index >= first[:, None]) & (index < stops[rows, first, taken][:, None])
+        )
         accepted = starts[rows, first] & fits[:, 0] & ~jnp.any(inside & chosen, axis=1)
         spent = jnp.where(accepted, sizes[rows, first, taken], 0)
         return (
@@ -193,7 +232,8 @@ def choose_words(
             left.at[rows, place[rows, first]].add(-spent.astype(left.dtype)),
         ), None
 
-    order = jnp.argsort(jnp.where(starts, scores >> 1, jnp.uint32(2**32 - 1)), axis=1)  # words before all else
+    # words before all else
+    order = jnp.argsort(jnp.where(starts, scores >> 1, jnp.uint32(2**32 - 1)), axis=1)
     (chosen, _), _ = jax.lax.scan(visit, (jnp.zeros_like(candidates), budgets), order.T)
     return chosen
 
@@ -206,21 +246,34 @@ def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
 
 
 def _token_bits(
-    seed: int, epochs: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array, count: int
+    seed: int,
+    epochs: jax.Array,
+    numbers: jax.Array,
+    place: jax.Array,
+    offsets: jax.Array,
+    count: int,
 ) -> jax.Array:
     """Returns `count` 32-bit words [B, L, count] for each token, from its sequence, its offset in it and the epoch."""
     root = root_key(seed, "masking")
 
-    def row_bits(epoch: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array) -> jax.Array:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(root, epoch), numbers)
-        return jax.vmap(lambda key, offset: jax.random.bits(jax.random.fold_in(key, offset), (count,), jnp.uint32))(
-            keys[place], offsets
+    def row_bits(
+        epoch: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array
+    ) -> jax.Array:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+            jax.random.fold_in(root, epoch), numbers
         )
+        return jax.vmap(
+            lambda key, offset: jax.random.bits(
+                jax.random.fold_in(key, offset), (count,), jnp.uint32
+            )
+        )(keys[place], offsets)
 
     return jax.vmap(row_bits)(epochs, numbers, place, offsets)
 
 
-def _rank_in_sequence(scores: jax.Array, candidates: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+def _rank_in_sequence(
+    scores: jax.Array, candidates: jax.Array, sequence_ids: jax.Array
+) -> jax.Array:
     """Returns the number of candidates in each token's sequence with a lower score, [B, L].
 
     Ties go to the earlier token. All pairs are compared: L is small, and a fused reduction is faster than a sort.

@@ -34,12 +34,18 @@ class Objective:
     """
 
     init: Callable[[jax.Array], Params]  # key -> parameters
-    prepare: Callable[[Batch], Batch]  # once per step, on the whole batch, before it is divided into microbatches
-    denominators: Callable[[Batch], dict[str, jax.Array]]  # of a prepared batch, by the name of the loss
-    losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]  # dropout key or None -> losses and metrics
-    compute_dtype: str = "float32"  # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
-    gradient_dtype: str = "float32"  # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
-    unused: tuple[str, ...] = ()  # paths of parameters that the loss does not depend on; they are not decayed either
+    # once per step, on the whole batch, before it is divided into microbatches
+    prepare: Callable[[Batch], Batch]
+    # of a prepared batch, by the name of the loss
+    denominators: Callable[[Batch], dict[str, jax.Array]]
+    # dropout key or None -> losses and metrics
+    losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]
+    # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
+    compute_dtype: str = "float32"
+    # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
+    gradient_dtype: str = "float32"
+    # paths of parameters that the loss does not depend on; they are not decayed either
+    unused: tuple[str, ...] = ()
     # The two parts of a loss that needs the whole batch at once: outputs of rows, and losses of all rows' outputs.
     outputs: Callable[[Params, Batch, jax.Array | None], jax.Array] | None = None
     losses_of: Callable[[jax.Array, Batch], dict[str, Pair]] | None = None
@@ -93,14 +99,19 @@ def pretraining_objective(
             apart = class_divergence(output.mlm_logits, batch.teacher, batch, teacher.temperature)
             metrics["mlm_loss"] = taught(metrics["mlm_loss"], apart, batch.mlm_weights, teacher)
         if next_sentence:
-            labels, weights = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32), next_sentence_weights(batch)
+            labels, weights = (
+                jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32),
+                next_sentence_weights(batch),
+            )
             metrics["nsp_loss"] = cross_entropy(output.next_sentence_logits, labels, weights)
             metrics["nsp_accuracy"] = accuracy(output.next_sentence_logits, labels, weights)
         return metrics
 
     init = functools.partial(init_params, model)
     unused = () if next_sentence else ("encoder/pooler", "next_sentence")
-    return Objective(init, prepare, denominators, losses, model.compute_dtype, model.gradient_dtype, unused)
+    return Objective(
+        init, prepare, denominators, losses, model.compute_dtype, model.gradient_dtype, unused
+    )
 
 
 def task_objective(
@@ -112,7 +123,8 @@ def task_objective(
     """
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
-        labels = jnp.sum(head.weights(batch)) * head.answers  # the weight of all labels of the batch
+        # the weight of all labels of the batch
+        labels = jnp.sum(head.weights(batch)) * head.answers
         return {"loss": jnp.where(labels > 0, labels, 1.0)}  # the loss of none is 0 and not NaN
 
     def outputs(params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
@@ -175,12 +187,19 @@ def encode(
     encoder = Encoder(config, pool="pooler" in params["encoder"])
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     deterministic = dropout_key is None
-    encoded = encoder.apply({"params": params["encoder"]}, batch, deterministic, layers, attentions, rngs=rngs)
+    encoded = encoder.apply(
+        {"params": params["encoder"]}, batch, deterministic, layers, attentions, rngs=rngs
+    )
     return encoded  # type: ignore[return-value]
 
 
 def forward(
-    model: ModelConfig, params: Params, batch: Batch, head: Head, dropout_key: jax.Array | None = None, num_outputs=0
+    model: ModelConfig,
+    params: Params,
+    batch: Batch,
+    head: Head,
+    dropout_key: jax.Array | None = None,
+    num_outputs=0,
 ) -> Any:
     """Returns the outputs of the head's module for a batch; no dropout without a key.
 
@@ -193,12 +212,18 @@ def forward(
     return module.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "head", "num_outputs"))  # traced once, for shapes and values
-def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0) -> Params:
+# traced once, for shapes and values
+@functools.partial(jax.jit, static_argnames=("model", "head", "num_outputs"))
+def init_params(
+    model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0
+) -> Params:
     """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
     if not model.vocab_size:
-        raise InputError("model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size")
-    model = replace(model, unroll=1)  # the same numbers from a program that does not grow with the layers
+        raise InputError(
+            "model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size"
+        )
+    # the same numbers from a program that does not grow with the layers
+    model = replace(model, unroll=1)
     row = jnp.zeros((1, 2), jnp.int32)
     sequence = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(row, row, row, sequence, sequence, mlm_positions=sequence)
@@ -207,7 +232,9 @@ def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, nu
 
 def parts_of(params: Params) -> tuple[str, ...]:
     """Returns the names of the parts beside embeddings and layers: "pooler" and heads."""
-    return ("pooler",) * ("pooler" in params["encoder"]) + tuple(name for name in sorted(params) if name != "encoder")
+    return ("pooler",) * ("pooler" in params["encoder"]) + tuple(
+        name for name in sorted(params) if name != "encoder"
+    )
 
 
 @functools.lru_cache(maxsize=8)

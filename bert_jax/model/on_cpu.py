@@ -20,7 +20,8 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
     which is half as fast, or fails. So the array that gives the result its first axis is transposed in memory first,
     which is cheap.
     """
-    if math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1:  # layouts cannot be set for sharded arrays
+    # layouts cannot be set for sharded arrays
+    if math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1:
         return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)
     left, right, result = equation.replace("->", ",").split(",")
     shared = [letter for letter in result if letter in left and letter in right]
@@ -31,7 +32,9 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
     turned += "".join(letter for letter in left if letter not in turned)
     lhs = jnp.transpose(lhs, [left.index(letter) for letter in turned])
     lhs = with_layout_constraint(lhs, Layout(major_to_minor=tuple(range(lhs.ndim))))
-    return jnp.einsum(f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32).astype(dtype)
+    return jnp.einsum(
+        f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32
+    ).astype(dtype)
 
 
 def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:

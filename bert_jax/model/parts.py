@@ -14,7 +14,18 @@ from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.product import add_bias, product
 from bert_jax.settings.model import ModelConfig
 
-truncated_normal = jax.nn.initializers.truncated_normal  # of every matrix: at two standard deviations, not rescaled
+# of every matrix: at two standard deviations, not rescaled
+truncated_normal = jax.nn.initializers.truncated_normal
+
+
+def padded_normal(
+    key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, stddev: float, size: int
+) -> jax.Array:
+    """Returns what a table of words starts with: random rows for `size` words, and zero rows for padding."""
+    words = truncated_normal(stddev)(key, (size, *shape[1:]), dtype)
+    return jnp.zeros(shape, dtype).at[:size].set(words)
+
+
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     # With erf, as the references compute it; jax.nn.gelu uses erfc, which costs more than twice as much on a CPU.
@@ -35,8 +46,10 @@ class Dense(nn.Module):
 
     config: ModelConfig
     features: int
-    result_dtype: str = ""  # "" is the compute dtype; logits keep float32, because they are compared
-    add: bool = True  # False returns the product and the bias [features], for a kernel that adds them
+    # "" is the compute dtype; logits keep float32, because they are compared
+    result_dtype: str = ""
+    # False returns the product and the bias [features], for a kernel that adds them
+    add: bool = True
     has_bias: bool = True
     stddev: float | None = None  # of the initial matrix, if not the model's
 
@@ -44,12 +57,20 @@ class Dense(nn.Module):
     def __call__(self, inputs: jax.Array) -> Any:
         """Returns [..., features] of inputs [..., in]."""
         config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
-        initial = truncated_normal(config.initializer_stddev if self.stddev is None else self.stddev)
+        initial = truncated_normal(
+            config.initializer_stddev if self.stddev is None else self.stddev
+        )
         kernel = self.param("kernel", initial, (inputs.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32) if self.has_bias else None
+        bias = (
+            self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+            if self.has_bias
+            else None
+        )
         rows = inputs.astype(dtype).reshape(-1, inputs.shape[-1])
         result = self.result_dtype or config.compute_dtype
-        multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result)
+        multiplied = product(
+            "ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result
+        )
         multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
         return add_bias(multiplied, bias) if self.add else (multiplied, bias)
 
@@ -62,7 +83,9 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     them all the same where layers are unrolled.)
     """
     norm = functools.partial(nn.remat(nn.LayerNorm, prevent_cse=False), use_bias=config.norm_bias)
-    return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
+    return norm(
+        epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -71,13 +94,19 @@ def activate(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array
     return _activation(name, product, bias)
 
 
-def _activate_forward(name: str, product: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, tuple[Any, ...]]:
+def _activate_forward(
+    name: str, product: jax.Array, bias: jax.Array | None
+) -> tuple[jax.Array, tuple[Any, ...]]:
     return activate(name, product, bias), (product, bias)
 
 
-def _activate_backward(name: str, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _activate_backward(
+    name: str, saved: tuple[Any, ...], gradient: jax.Array
+) -> tuple[jax.Array, ...]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
-    again = jax.lax.platform_dependent(saved, cuda=jax.lax.optimization_barrier, default=lambda arrays: arrays)
+    again = jax.lax.platform_dependent(
+        saved, cuda=jax.lax.optimization_barrier, default=lambda arrays: arrays
+    )
     _, pull_back = jax.vjp(functools.partial(_activation, name), *again)
     return pull_back(gradient)
 
@@ -113,7 +142,10 @@ class Dropout(nn.Module):
         # batch, the first axis, each have a key of their own.
         axis = inputs.ndim - 2 if inputs.ndim > 2 else 1
         size = inputs.shape[axis]
-        bits = bits_of_rows(self.make_rng("dropout"), (*inputs.shape[:axis], -(-size // 2), *inputs.shape[axis + 1 :]))
+        bits = bits_of_rows(
+            self.make_rng("dropout"),
+            (*inputs.shape[:axis], -(-size // 2), *inputs.shape[axis + 1 :]),
+        )
         # Compared before they are put together, so that at most a byte for each number is written to memory.
         keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=axis)
         keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)

@@ -54,9 +54,17 @@ def _product(
 
     wide, narrow = (functools.partial(summed_in, dtype) for dtype in ("float32", result))
     # All sum in float32 within a device. cuBLAS writes the requested dtype; libtpu rounds as it writes (log entry 41).
-    fewer = ("cuda",) if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) == 1 else ("cuda", "tpu")
+    fewer = (
+        ("cuda",)
+        if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) == 1
+        else ("cuda", "tpu")
+    )
     by_platform = {"default": wide} | dict.fromkeys(fewer, narrow)
-    return wide(lhs, rhs) if result == "float32" else jax.lax.platform_dependent(lhs, rhs, **by_platform)
+    return (
+        wide(lhs, rhs)
+        if result == "float32"
+        else jax.lax.platform_dependent(lhs, rhs, **by_platform)
+    )
 
 
 def _product_forward(
@@ -76,12 +84,18 @@ def _product_backward(
     lhs, rhs = saved
     left, right, out = equation.replace("->", ",").split(",")
     gradient = gradient.astype(lhs.dtype)
-    grad_rhs = _product_over_rows(f"{left},{out}->{right}", rhs_gradient, precision, lhs, gradient).astype(rhs.dtype)
-    grad_lhs = product(f"{out},{right}->{left}", gradient, rhs, precision=precision, result=lhs.dtype.name)
+    grad_rhs = _product_over_rows(
+        f"{left},{out}->{right}", rhs_gradient, precision, lhs, gradient
+    ).astype(rhs.dtype)
+    grad_lhs = product(
+        f"{out},{right}->{left}", gradient, rhs, precision=precision, result=lhs.dtype.name
+    )
     return grad_lhs, grad_rhs
 
 
-def _product_over_rows(equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def _product_over_rows(
+    equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array
+) -> jax.Array:
     """Returns the einsum in `dtype`, a sum over rows."""
 
     def narrow(lhs: jax.Array, rhs: jax.Array) -> jax.Array:

@@ -4,7 +4,10 @@
 import jax
 import jax.numpy as jnp
 
+from bert_jax.batch import Batch
 from bert_jax.model.product import matmul_precision
+from bert_jax.model.tables import take_rows
+from bert_jax.settings.model import ModelConfig
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:
@@ -32,6 +35,25 @@ def mean_of_sequences(
 
     sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is as in `product`.
     """
-    inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(jnp.float32)  # [B, M, L]
-    total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision))
+    # [B, M, L]
+    inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(
+        jnp.float32
+    )
+    total = jnp.einsum(
+        "BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision)
+    )
     return total / jnp.maximum(jnp.sum(inside, axis=-1), 1)[..., None]
+
+
+def vectors_of_sequences(config: ModelConfig, hidden: jax.Array, batch: Batch) -> jax.Array:
+    """Returns one vector for each sequence, [B, M, H]: its first token's, or the mean of all."""
+    positions = jnp.asarray(batch.cls_positions, jnp.int32)
+    if config.pooling == "mean":
+        means = mean_of_sequences(
+            hidden, batch.sequence_ids, positions.shape[1], config.matmul_precision
+        )
+        return means.astype(hidden.dtype)
+    # The first token of a sequence that is read from the left has seen only itself, and the last all of it.
+    if config.causal:
+        positions = last_positions(batch.sequence_ids, positions)
+    return take_rows(hidden, positions)

@@ -34,7 +34,9 @@ def _copies_forward(count: int, gradient_dtype: str, table: jax.Array) -> tuple[
     return _copies(count, gradient_dtype, table), None
 
 
-def _copies_backward(count: int, gradient_dtype: str, saved: None, gradient: jax.Array) -> tuple[jax.Array]:
+def _copies_backward(
+    count: int, gradient_dtype: str, saved: None, gradient: jax.Array
+) -> tuple[jax.Array]:
     narrow = gradient.astype(gradient_dtype)
     total = jax.lax.reduce(
         narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,)
@@ -91,11 +93,15 @@ def _look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0)
 
 
-def _look_up_words_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _look_up_words_forward(
+    table: jax.Array, ids: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _look_up_words(table, ids), (table, ids)
 
 
-def _look_up_words_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, np.ndarray]:
+def _look_up_words_backward(
+    saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, np.ndarray]:
     table, ids = saved
     by_scatter = functools.partial(_sum_by_scatter, len(table))
     in_order = functools.partial(_sum_in_order, len(table))
@@ -120,20 +126,27 @@ def _take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
-def _take_rows_forward(hidden: jax.Array, positions: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _take_rows_forward(
+    hidden: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _take_rows(hidden, positions), (hidden, positions)
 
 
-def _take_rows_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, np.ndarray]:
+def _take_rows_backward(
+    saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, np.ndarray]:
     hidden, positions = saved
 
     def by_scatter(positions: jax.Array, gradient: jax.Array) -> jax.Array:
         zeros = jnp.zeros(hidden.shape, gradient.dtype)
-        return jax.vmap(lambda row, places, given: row.at[places].add(given))(zeros, positions, gradient)
+        return jax.vmap(lambda row, places, given: row.at[places].add(given))(
+            zeros, positions, gradient
+        )
 
     def by_product(positions: jax.Array, gradient: jax.Array) -> jax.Array:
         one_hot = jax.nn.one_hot(positions, hidden.shape[1], dtype=gradient.dtype)
-        precision = jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else None  # sums, and no more rounding
+        # sums, and no more rounding
+        precision = jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else None
         return jnp.einsum("bpl,bph->blh", one_hot, gradient, precision=precision)
 
     of_hidden = jax.lax.platform_dependent(positions, gradient, cuda=by_product, default=by_scatter)
@@ -153,7 +166,9 @@ def _sum_in_order(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
     begins = jnp.concatenate([edge, is_other])
     ends = jnp.concatenate([is_other, edge])
 
-    def add(before: tuple[jax.Array, jax.Array], after: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def add(
+        before: tuple[jax.Array, jax.Array], after: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         (began, summed), (begin, more) = before, after
         return began | begin, jnp.where(begin, more, summed + more)
 
@@ -161,7 +176,11 @@ def _sum_in_order(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
     # The last row of an id holds its sum. The others go to places of their own behind the table, which are dropped:
     # of places that are all different, XLA knows that the order does not matter.
     places = jnp.where(ends, ids, size + jnp.arange(len(ids)))
-    return jnp.zeros((size, rows.shape[1]), rows.dtype).at[places].set(sums, mode="drop", unique_indices=True)
+    return (
+        jnp.zeros((size, rows.shape[1]), rows.dtype)
+        .at[places]
+        .set(sums, mode="drop", unique_indices=True)
+    )
 
 
 def _sum_by_scatter(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
@@ -169,7 +188,9 @@ def _sum_by_scatter(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.zeros((size, rows.shape[1]), rows.dtype).at[ids].add(rows)
 
 
-def _sum_by_product(compute_dtype: str, precision: str, size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
+def _sum_by_product(
+    compute_dtype: str, precision: str, size: int, ids: jax.Array, rows: jax.Array
+) -> jax.Array:
     """Like `_sum_by_scatter`, with rows rounded to the compute dtype."""
     one_hot = jax.nn.one_hot(ids, size, dtype=compute_dtype)
     how = {"preferred_element_type": rows.dtype, "precision": matmul_precision(precision)}

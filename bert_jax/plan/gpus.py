@@ -32,7 +32,11 @@ class _Cores(NamedTuple):
 
 
 _HOPPER = _Cores(9, 132, 128, 228 * 2**10, 227 * 2**10, 50 * 2**20, 1.98)
-_CORES = {"h200": _HOPPER, "h100": _HOPPER, "a100": _Cores(8, 108, 64, 164 * 2**10, 163 * 2**10, 40 * 2**20, 1.41)}
+_CORES = {
+    "h200": _HOPPER,
+    "h100": _HOPPER,
+    "a100": _Cores(8, 108, 64, 164 * 2**10, 163 * 2**10, 40 * 2**20, 1.41),
+}
 
 
 def compiler_version() -> str:
@@ -55,17 +59,25 @@ def gpu_devices(topology: str, num_gpus: int) -> Sequence[Any]:
     hosts, rest = divmod(num_gpus, GPUS_PER_HOST)
     if hosts and rest:
         whole = f"{family}:{hosts * GPUS_PER_HOST} or {family}:{(hosts + 1) * GPUS_PER_HOST}"
-        raise InputError(f"topology {topology!r} does not fill hosts of {GPUS_PER_HOST} GPUs; use {whole}")
+        raise InputError(
+            f"topology {topology!r} does not fill hosts of {GPUS_PER_HOST} GPUs; use {whole}"
+        )
     sizes = f"1x{hosts}x{GPUS_PER_HOST}" if num_gpus > GPUS_PER_HOST else f"1x1x{num_gpus}"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it warns that there is no GPU, several times
+    # it warns that there is no GPU, several times
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         description = topologies.get_topology_desc(
-            platform="cuda", topology_name=family, target_config=target_config(GPUS[family]), topology=sizes
+            platform="cuda",
+            topology_name=family,
+            target_config=target_config(GPUS[family]),
+            topology=sizes,
         )
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError, RuntimeError) as error:
         reason = re.sub(r"\s+", " ", str(error))[:200]
         fix = f"install that of jaxlib {importlib.metadata.version('jaxlib')}: pip install 'bert_jax[gpu-plan]'"
-        raise InputError(f"XLA's GPU compiler ({compiler_version()}) cannot be used here: {reason}; {fix}") from None
+        raise InputError(
+            f"XLA's GPU compiler ({compiler_version()}) cannot be used here: {reason}; {fix}"
+        ) from None
     assert len(description.devices) == num_gpus, f"{len(description.devices)} devices of {topology}"
     return description.devices
 

@@ -7,7 +7,15 @@ XLA's own figure, "bytes accessed", counts loops once, on-chip memory as HBM, an
 import re
 from collections.abc import Mapping, Sequence
 
-from bert_jax.plan.hlo import Array, Instruction, Module, called_computations, chain_of, counts_of, parse
+from bert_jax.plan.hlo import (
+    Array,
+    Instruction,
+    Module,
+    called_computations,
+    chain_of,
+    counts_of,
+    parse,
+)
 
 # They name arrays, or mark when something is ready.
 _FREE = frozenset(
@@ -15,7 +23,8 @@ _FREE = frozenset(
     "while conditional call".split()
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-_SAME = ("bitcast", "reshape", "copy", "transpose", "convert")  # in a fusion: names, or numbers as they come
+# in a fusion: names, or numbers as they come
+_SAME = ("bitcast", "reshape", "copy", "transpose", "convert")
 _WORKSPACE = re.compile(r'custom_call_target="__cu(?:blas|dnn)')
 
 
@@ -33,7 +42,9 @@ def moved_bytes(text: str | Module) -> int:
     for name, instructions in module.computations.items():
         if name in counts and name not in inside:
             known = {op.name: op for op in instructions}
-            total += counts[name] * sum(_moved(module, instruction, known) for instruction in instructions)
+            total += counts[name] * sum(
+                _moved(module, instruction, known) for instruction in instructions
+            )
     return total
 
 
@@ -63,7 +74,11 @@ def _moved(module: Module, instruction: Instruction, known: Mapping[str, Instruc
     operands = [known[name] for name in instruction.operands if name in known]
     if opcode.endswith("-start"):
         ended = next((op for op in known.values() if instruction.name in op.operands), None)
-        most = sum(array.bytes for array in ended.types) if ended and "slice" in _wrapped(module, instruction) else 0
+        most = (
+            sum(array.bytes for array in ended.types)
+            if ended and "slice" in _wrapped(module, instruction)
+            else 0
+        )
         read = sum(_in_hbm(operand.types) for operand in operands if len(operand.types) == 1)
         return min(read, most) if most else read
     inner = _fused(module, instruction)
@@ -90,10 +105,14 @@ def _fused(module: Module, instruction: Instruction) -> list[Instruction]:
     """Returns the instructions of a fusion, [] of another instruction."""
     if instruction.opcode != "fusion":
         return []
-    return [op for name in called_computations(instruction) for op in module.computations.get(name, ())]
+    return [
+        op for name in called_computations(instruction) for op in module.computations.get(name, ())
+    ]
 
 
-def _read_of(module: Module, instruction: Instruction, inner: list[Instruction], number: int) -> int:
+def _read_of(
+    module: Module, instruction: Instruction, inner: list[Instruction], number: int
+) -> int:
     """Returns an upper bound for the bytes of operand `number` that an instruction reads."""
     own = sum(array.bytes for array in instruction.types)
     if instruction.opcode in _SLICES and number == 0:
@@ -103,7 +122,9 @@ def _read_of(module: Module, instruction: Instruction, inner: list[Instruction],
     everything = 2**62
     if not inner:
         return everything
-    parameter = next((op for op in inner if op.opcode == "parameter" and op.operands[:1] == (str(number),)), None)
+    parameter = next(
+        (op for op in inner if op.opcode == "parameter" and op.operands[:1] == (str(number),)), None
+    )
     if parameter is None:
         return everything
     if number in _in_place(instruction).values() and inner[-1].opcode == "tuple":
@@ -127,7 +148,10 @@ def _read_inside(module: Module, inner: list[Instruction], name: str, everything
 
 
 def _written(
-    module: Module, instruction: Instruction, inner: list[Instruction], known: Mapping[str, Instruction]
+    module: Module,
+    instruction: Instruction,
+    inner: list[Instruction],
+    known: Mapping[str, Instruction],
 ) -> int:
     """Returns the bytes that an instruction writes."""
     if instruction.opcode == "dynamic-update-slice":
@@ -139,7 +163,11 @@ def _written(
         return _in_hbm(results)
     within = {op.name: op for op in inner}
     root = inner[-1]
-    roots = [within[name] for name in root.operands if name in within] if root.opcode == "tuple" else [root]
+    roots = (
+        [within[name] for name in root.operands if name in within]
+        if root.opcode == "tuple"
+        else [root]
+    )
     if len(roots) != len(results):
         return _in_hbm(results)
     in_place = _in_place(instruction)
@@ -164,7 +192,9 @@ def _new_bytes(module: Module, root: Instruction, within: Mapping[str, Instructi
     if root.opcode == "dynamic-update-slice":
         return _update(root, within)
     inner = _fused(module, root)
-    return _new_bytes(module, inner[-1], {op.name: op for op in inner}) if inner else _everything(root)
+    return (
+        _new_bytes(module, inner[-1], {op.name: op for op in inner}) if inner else _everything(root)
+    )
 
 
 def _update(instruction: Instruction, known: Mapping[str, Instruction]) -> int:

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS
 
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 _NAME = r"%?([\w.\-]+)"
 _HEADER = re.compile(rf"^(ENTRY )?{_NAME} \(.*\) -> .*\{{$")
@@ -97,8 +104,12 @@ def _instruction(name: str, rest: str) -> Instruction:
     result, rest = rest[:end], rest[end:].lstrip()
     start = rest.index("(")
     stop = _closing(rest, start)
-    operands = re.findall(r"%([\w.\-]+)", rest[start:stop]) or re.findall(r"[\w.\-]+", rest[start:stop])
-    return Instruction(name, rest[:start], tuple(arrays_of(result)), tuple(operands), rest[stop + 1 :])
+    operands = re.findall(r"%([\w.\-]+)", rest[start:stop]) or re.findall(
+        r"[\w.\-]+", rest[start:stop]
+    )
+    return Instruction(
+        name, rest[:start], tuple(arrays_of(result)), tuple(operands), rest[stop + 1 :]
+    )
 
 
 def _closing(text: str, start: int) -> int:
@@ -116,7 +127,9 @@ def arrays_of(text: str) -> list[Array]:
     return [
         Array(
             dtype,
-            tuple(int(size.removeprefix("<=")) for size in sizes.replace(" ", "").split(",") if size),
+            tuple(
+                int(size.removeprefix("<=")) for size in sizes.replace(" ", "").split(",") if size
+            ),
             int(space or 0),
         )
         for dtype, sizes, space in _ARRAY.findall(text)
@@ -172,7 +185,9 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int:
         for instruction in module.computations.get(name, ()):
             limits += _integers(instruction)
             if instruction.opcode == "get-tuple-element" and name == condition:
-                counters += [int(index) for index in re.findall(r"\bindex=(\d+)", instruction.attributes)]
+                counters += [
+                    int(index) for index in re.findall(r"\bindex=(\d+)", instruction.attributes)
+                ]
     steps = _steps(module, body, counters[0]) if body and len(counters) == 1 else []
     if len(limits) != 1 or len(steps) != 1 or steps[0] < 1:
         raise ValueError(
@@ -199,7 +214,11 @@ def _steps(module: Module, body: str, counter: int) -> list[int]:
             constants += _integers(instruction)
             names += instruction.operands
             for called in _CALLED.findall(instruction.attributes):
-                constants += [number for inner in module.computations.get(called, ()) for number in _integers(inner)]
+                constants += [
+                    number
+                    for inner in module.computations.get(called, ())
+                    for number in _integers(inner)
+                ]
     return constants
 
 
@@ -221,9 +240,13 @@ def flops(text: str | Module) -> int:
     module = parse(text) if isinstance(text, str) else text
     total = 0
     for name, count in counts_of(module).items():
-        types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
+        types = {
+            instruction.name: instruction.types for instruction in module.computations.get(name, ())
+        }
         for instruction in module.computations.get(name, ()):
-            arrays = [types[operand][0] for operand in instruction.operands[:2] if types.get(operand)]
+            arrays = [
+                types[operand][0] for operand in instruction.operands[:2] if types.get(operand)
+            ]
             total += count * _flops_of(instruction, arrays)
     return total
 
@@ -233,7 +256,9 @@ def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
     if instruction.opcode == "convolution":
         return _convolution_flops(operands[0], operands[1], instruction)
     if instruction.opcode == "dot" or _CUBLAS.search(instruction.attributes):
-        contracted = math.prod(operands[0].shape[axis] for axis in _contracted_axes(instruction.attributes))
+        contracted = math.prod(
+            operands[0].shape[axis] for axis in _contracted_axes(instruction.attributes)
+        )
         return 2 * math.prod(instruction.types[0].shape) * contracted
     if instruction.opcode != "custom-call":
         return 0
@@ -286,7 +311,9 @@ def _setting(settings: dict[str, str], name: str, axis: int, default: int) -> in
     return int(settings[name].split("x")[axis].partition("_")[0])
 
 
-def _taps(size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
+def _taps(
+    size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int
+) -> int:
     """Returns the number of pairs of output and kernel positions that meet a number of the input, along one axis."""
     end = (size - 1) * lhs_dilate
     count = 0
@@ -296,7 +323,9 @@ def _taps(size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate
         if lhs_dilate == 1:
             count += max(0, min(output, (end - first) // stride + 1) - max(0, -(first // stride)))
         else:
-            count += sum(0 <= position <= end and position % lhs_dilate == 0 for position in positions)
+            count += sum(
+                0 <= position <= end and position % lhs_dilate == 0 for position in positions
+            )
     return count
 
 
@@ -305,16 +334,24 @@ def collectives(text: str | Module) -> list[Collective]:
     module = parse(text) if isinstance(text, str) else text
     merged: dict[str, Collective] = {}
     for name, count in counts_of(module).items():
-        types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
+        types = {
+            instruction.name: instruction.types for instruction in module.computations.get(name, ())
+        }
         for instruction in module.computations.get(name, ()):
             if (kind := instruction.opcode.removesuffix("-start")) not in COLLECTIVES:
                 continue
-            arrays = [array for name in instruction.operands for array in types.get(name, ())] or instruction.types
+            arrays = [
+                array for name in instruction.operands for array in types.get(name, ())
+            ] or instruction.types
             group_size = _group_size(instruction.attributes, module.num_partitions)
-            payload = sum(array.bytes for array in arrays) * (group_size if kind == "all-gather" else 1)
+            payload = sum(array.bytes for array in arrays) * (
+                group_size if kind == "all-gather" else 1
+            )
             dtypes = tuple(sorted({array.dtype for array in arrays}))
             where = chain_of(instruction) or f"{name}/{instruction.name}"
-            merged.setdefault(where, Collective(kind, dtypes, payload, count, group_size, instruction.name))
+            merged.setdefault(
+                where, Collective(kind, dtypes, payload, count, group_size, instruction.name)
+            )
     return list(merged.values())
 
 

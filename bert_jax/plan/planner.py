@@ -38,7 +38,8 @@ from bert_jax.training.memory import estimate_memory, memory_problem, shard_byte
 from bert_jax.training.program import Program
 from bert_jax.training.step import TrainState, abstract_state
 
-USABLE_OF_GPU = 0.92  # of its memory, for the program's arrays; the rest is the runtime's and the libraries'
+# of its memory, for the program's arrays; the rest is the runtime's and the libraries'
+USABLE_OF_GPU = 0.92
 
 TOPOLOGIES = (
     *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
@@ -88,7 +89,8 @@ class Plan:
     compiled_flops: float  # 0.0 of a program that the compiler refuses
     moved_bytes: float  # to and from HBM, as compiled
     collectives: tuple[Traffic, ...]
-    bound: dict[str, float]  # seconds of the products, of HBM and of the links at their peaks; {} if nothing compiled
+    # seconds of the products, of HBM and of the links at their peaks; {} if nothing compiled
+    bound: dict[str, float]
     bound_mfu: float  # the model's FLOPs in the sum of these, as a share of the peak
     compile_seconds: float
     source: str  # "libtpu VERSION" or "XLA, PACKAGE VERSION"
@@ -120,7 +122,9 @@ def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan
     check_no_teacher(config.teacher)
     row = row_of(config) if row is None else row
     if (row_length := _batch(row).token_ids.shape[1]) > config.model.max_positions:
-        raise InputError(f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}")
+        raise InputError(
+            f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}"
+        )
     return _plan_by_compiler(config, topology, row, *planned_devices(topology, config.mesh.dcn))
 
 
@@ -136,17 +140,23 @@ def planned_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]
         raise _unknown(topology)
     version = compiler_version()
     if not version:
-        raise InputError(f"topology {topology!r} needs XLA's GPU compiler; pip install 'bert_jax[gpu-plan]'")
+        raise InputError(
+            f"topology {topology!r} needs XLA's GPU compiler; pip install 'bert_jax[gpu-plan]'"
+        )
     return gpu_devices(topology, int(size)), f"XLA, {version}"
 
 
 def check_no_teacher(teacher: TeacherConfig) -> None:
     """Raises: InputError if there is a teacher."""
     if teacher.checkpoint:
-        raise InputError("teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's")
+        raise InputError(
+            "teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's"
+        )
 
 
-def _plan_by_compiler(config: ResolvedConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:
+def _plan_by_compiler(
+    config: ResolvedConfig, topology: str, row: Rows, devices: Sequence[Any], version: str
+) -> Plan:
     """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
     chip = (TPUS | GPUS)[topology.partition(":")[0]]
     mesh = make_mesh(config.mesh, devices)
@@ -228,9 +238,12 @@ def model_flops(config: ResolvedConfig, num_chips: int, row: RowShape) -> float:
 
 def link_seconds(chip: Chip, num_chips: int, collectives: Sequence[Traffic]) -> float:
     """Returns the seconds of a step's collectives at the peak of the links. An all-reduce sends its bytes twice."""
-    sent = sum(traffic.bytes * (2 if traffic.kind == "all-reduce" else 1) for traffic in collectives)
+    sent = sum(
+        traffic.bytes * (2 if traffic.kind == "all-reduce" else 1) for traffic in collectives
+    )
     seconds = sent / chip.link_bandwidth
-    if chip.network_bandwidth and num_chips > GPUS_PER_HOST:  # GPUs add up within a host, and then between hosts
+    # GPUs add up within a host, and then between hosts
+    if chip.network_bandwidth and num_chips > GPUS_PER_HOST:
         seconds += sent / GPUS_PER_HOST / chip.network_bandwidth
     return seconds
 
@@ -238,7 +251,8 @@ def link_seconds(chip: Chip, num_chips: int, collectives: Sequence[Traffic]) -> 
 def default_row_length(config: ResolvedConfig) -> int:
     """Returns the multiple of 128 whose tokens the predictions come from: 128 for 20 or 0 of them, 512 for 80."""
     masking = config.masking
-    length = 128 * round(masking.max_predictions / max(masking.rate, 0.01) / 128)  # 0 predictions say nothing
+    # 0 predictions say nothing
+    length = 128 * round(masking.max_predictions / max(masking.rate, 0.01) / 128)
     return min(max(length, 128), config.model.max_positions)
 
 
@@ -249,21 +263,27 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
     """
     family, _, size = topology.partition(":")
     if family in GPUS:
-        raise InputError(f"topology {topology!r} is of GPUs; steps are compiled for TPUs, or here, for this machine")
+        raise InputError(
+            f"topology {topology!r} is of GPUs; steps are compiled for TPUs, or here, for this machine"
+        )
     if family not in TPUS or not re.fullmatch(r"\d+x\d+(x\d+)?", size):
         raise _unknown(topology)
     try:
         import libtpu  # pyright: ignore[reportMissingImports]
         from jax.experimental import topologies
     except ImportError:
-        raise InputError("TPU topologies need libtpu; pip install 'bert_jax[tpu]' (on Linux, x86)") from None
+        raise InputError(
+            "TPU topologies need libtpu; pip install 'bert_jax[tpu]' (on Linux, x86)"
+        ) from None
     # libtpu must not query the metadata server of a TPU host, and two planners may run at once.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     options = {"chip_config_name": "megacore"} if TPUS[family].megacore else {}
     name = f"{'v5' if family == 'v5p' else family}:{size}"  # as libtpu calls it
     try:
-        pod = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices or 1, **options)
+        pod = topologies.get_topology_desc(
+            platform="tpu", topology_name=name, num_slices=slices or 1, **options
+        )
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
         raise _unknown(topology, f" ({str(error).splitlines()[0][:120]})") from None
     return pod.devices, f"libtpu {getattr(libtpu, '__version__', '')}".strip()
@@ -279,7 +299,8 @@ def _unknown(topology: str, reason: str = "") -> InputError:
 
 def _objective(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> Objective:
     """Returns the objective of a run on the devices of the mesh; the ids of special tokens do not affect the plan."""
-    unroll = config.model.layers_at_once(mesh.devices.flat[0].platform)  # which is not this machine's
+    # which is not this machine's
+    unroll = config.model.layers_at_once(mesh.devices.flat[0].platform)
     model = dataclasses.replace(config.model, unroll=unroll)
     if isinstance(row, Work):
         return row.objective(model)
@@ -290,7 +311,9 @@ def _state(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> Train
     """Returns the shapes and shardings of the training state, traced once for all settings that do not change them."""
     if isinstance(row, Work):
         return abstract_state(_objective(config, mesh, row), config.optimizer, config.train, mesh)
-    model = dataclasses.replace(config.model, attention="plain", remat="none", unroll=1, gradient_dtype="float32")
+    model = dataclasses.replace(
+        config.model, attention="plain", remat="none", unroll=1, gradient_dtype="float32"
+    )
     train = TrainConfig(zero1=config.train.zero1, next_sentence=config.train.next_sentence)
     return _state_of(dataclasses.replace(config, model=model, train=train, data=DataConfig()), mesh)
 
@@ -305,7 +328,9 @@ def _batch(row: Rows, batch_size: int = 1, mesh: Mesh | None = None) -> Batch:
     if not isinstance(row, Work):
         return abstract_batch(row, batch_size, mesh)
     sharding = None if mesh is None else row_sharding(mesh)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), row.batch)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), row.batch
+    )
 
 
 def row_of(config: ResolvedConfig, row_length: int = 0) -> np.dtype:
@@ -334,7 +359,11 @@ def compiled_bytes(
     """
     memory: Any = compiled.memory_analysis()
     params, optimizer = shard_bytes(state.params), shard_bytes(state.optimizer)
-    kinds = {"params": params, "optimizer": optimizer, "batch": shard_bytes(_batch(row, config.data.batch_size, mesh))}
+    kinds = {
+        "params": params,
+        "optimizer": optimizer,
+        "batch": shard_bytes(_batch(row, config.data.batch_size, mesh)),
+    }
     kinds["padding of arguments"] = max(0, memory.argument_size_in_bytes - sum(kinds.values()))
     kinds |= {
         "temporaries": memory.temp_size_in_bytes,
@@ -349,11 +378,13 @@ def out_of_memory(message: str) -> tuple[float, float]:
 
     Raises: InputError with the compiler's first line if it is another error.
     """
-    match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message) or re.search(
-        r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message
-    )
+    match = re.search(
+        r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message
+    ) or re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message)
     if not match:
-        raise InputError(f"the compiler has refused the program: {message.strip().splitlines()[0][:300]}")
+        raise InputError(
+            f"the compiler has refused the program: {message.strip().splitlines()[0][:300]}"
+        )
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     return float(match[1]) * units[match[2]], float(match[3]) * units[match[4]]
 
@@ -374,5 +405,7 @@ def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
 def with_rows(config: ResolvedConfig, topology: str, rows_per_chip: int) -> ResolvedConfig:
     """Returns the configuration with as many rows for each chip that has rows of its own."""
     sizes = mesh_sizes(config.mesh, len(planned_devices(topology, config.mesh.dcn)[0]))
-    data = dataclasses.replace(config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"])
+    data = dataclasses.replace(
+        config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"]
+    )
     return dataclasses.replace(config, data=data)

@@ -23,7 +23,8 @@ _REMATS = ("none", "dots", "full")  # the first computes nothing again
 class _Candidate(NamedTuple):
     """Settings to compile, in the order in which they are tried."""
 
-    order: tuple[bool, int, int]  # what does not fit comes last, then what computes more again, then more microbatches
+    # what does not fit comes last, then what computes more again, then more microbatches
+    order: tuple[bool, int, int]
     config: ResolvedConfig
 
 
@@ -49,15 +50,22 @@ def search(
     candidates: list[_Candidate] = []
     for mesh in meshes(len(devices), config.mesh.dcn):
         try:
-            candidates += _candidates(dataclasses.replace(config, mesh=mesh), devices, hbm_bytes, row)
-        except InputError as error:  # the model or the batch does not divide so; other meshes may do
+            candidates += _candidates(
+                dataclasses.replace(config, mesh=mesh), devices, hbm_bytes, row
+            )
+        # the model or the batch does not divide so; other meshes may do
+        except InputError as error:
             on_refusal(f"left out: {error}")
     if not candidates:
-        raise InputError(f"data.batch_size {config.data.batch_size} divides over no mesh of {topology}; see above")
+        raise InputError(
+            f"data.batch_size {config.data.batch_size} divides over no mesh of {topology}; see above"
+        )
     candidates.sort(key=lambda candidate: candidate.order)
     compiled: list[Plan] = []
     for candidate in candidates[:MOST_COMPILED]:
-        compiled.append(_with_flags(plan(candidate.config, topology, row), config, candidate.config))
+        compiled.append(
+            _with_flags(plan(candidate.config, topology, row), config, candidate.config)
+        )
         on_plan(compiled[-1])
         if sum(result.fits for result in compiled) == BEST:
             break
@@ -66,9 +74,15 @@ def search(
 
 def meshes(num_chips: int, slices: int) -> list[MeshConfig]:
     """Returns the meshes to compare: data parallel, fsdp within a slice, and a mixture of both."""
-    mixed = next(size for size in (8, 4, 2, 3, 5, 7, 1) if num_chips % size == 0 and (size < num_chips or size == 1))
+    mixed = next(
+        size
+        for size in (8, 4, 2, 3, 5, 7, 1)
+        if num_chips % size == 0 and (size < num_chips or size == 1)
+    )
     num_slices = max(1, slices)
-    sizes = [(-1, 1, 1), (num_slices, -1, 1)] + ([(-1, mixed, 1)] if 1 < mixed * num_slices < num_chips else [])
+    sizes = [(-1, 1, 1), (num_slices, -1, 1)] + (
+        [(-1, mixed, 1)] if 1 < mixed * num_slices < num_chips else []
+    )
     return [MeshConfig(*size, dcn=slices) for size in sizes][: 1 if num_chips == 1 else None]
 
 
@@ -84,23 +98,36 @@ def _candidates(
     rows = config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
     for settings in _settings(config, mesh.size):
         for accumulate in (number for number in range(1, rows + 1) if rows % number == 0):
-            candidate = dataclasses.replace(settings, train=dataclasses.replace(settings.train, accumulate=accumulate))
+            candidate = dataclasses.replace(
+                settings, train=dataclasses.replace(settings.train, accumulate=accumulate)
+            )
             fits = estimated_bytes(candidate, mesh, row) < hbm_bytes
             if fits or accumulate == rows:
-                yield _Candidate((not fits, _REMATS.index(candidate.model.remat), accumulate), candidate)
+                yield _Candidate(
+                    (not fits, _REMATS.index(candidate.model.remat), accumulate), candidate
+                )
                 break
 
 
 def _settings(config: ResolvedConfig, num_chips: int) -> Iterator[ResolvedConfig]:
     """Returns the combinations of settings that a mesh allows."""
     model, several = config.model, num_chips > 1
-    attention = ("plain",) if config.masking.causal_rate else ("fused", "plain")  # kernels read all rows alike
+    # kernels read all rows alike
+    attention = ("plain",) if config.masking.causal_rate else ("fused", "plain")
     unrolls = (model.num_layers, 1) if model.num_layers > 1 else (1,)
     zero1s = (True, False) if several and config.mesh.data != 1 else (False,)
-    gradients = ("bfloat16", "float32") if several and model.compute_dtype == "bfloat16" else ("float32",)
-    for kind, again, unroll, zero1, dtype in itertools.product(attention, _REMATS, unrolls, zero1s, gradients):
-        changed = dataclasses.replace(model, attention=kind, remat=again, unroll=unroll, gradient_dtype=dtype)
-        yield dataclasses.replace(config, model=changed, train=dataclasses.replace(config.train, zero1=zero1))
+    gradients = (
+        ("bfloat16", "float32") if several and model.compute_dtype == "bfloat16" else ("float32",)
+    )
+    for kind, again, unroll, zero1, dtype in itertools.product(
+        attention, _REMATS, unrolls, zero1s, gradients
+    ):
+        changed = dataclasses.replace(
+            model, attention=kind, remat=again, unroll=unroll, gradient_dtype=dtype
+        )
+        yield dataclasses.replace(
+            config, model=changed, train=dataclasses.replace(config.train, zero1=zero1)
+        )
 
 
 def _with_flags(result: Plan, config: ResolvedConfig, settings: ResolvedConfig) -> Plan:

@@ -36,6 +36,8 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     batch = next(train_batches(inputs.data.train.rows, head, 0, batching, here))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     data = DataConfig(path="none", batch_size=batch.token_ids.shape[0])
-    asked = PretrainConfig(model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh)
+    asked = PretrainConfig(
+        model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh
+    )
     objective = partial(task_objective, head=head, num_outputs=inputs.task.num_outputs)
     return plan(ResolvedConfig(asked), topology, Work(objective, batch))

@@ -38,16 +38,23 @@ class ProbeConfig(Section):
     """A probe trained on the features of an encoder (paper, section 5.3), instead of the usual head."""
 
     # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
-    features: str = choice("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
-    kind: str = choice("bilstm", "linear")  # model on top of the features: "bilstm", or "linear" for a classifier alone
+    features: str = choice(
+        "", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all"
+    )
+    # model on top of the features: "bilstm", or "linear" for a classifier alone
+    kind: str = choice("bilstm", "linear")
     num_layers: int = setting(2, least=1, most=100)  # layers of the BiLSTM
-    hidden_size: int = setting(768, least=1, most=MOST_ROWS)  # width of the BiLSTM, in each direction
-    train_encoder: bool = False  # train the encoder too (paper, Table 5, + BiLSTM); if not, it stays frozen
+    # width of the BiLSTM, in each direction
+    hidden_size: int = setting(768, least=1, most=MOST_ROWS)
+    # train the encoder too (paper, Table 5, + BiLSTM); if not, it stays frozen
+    train_encoder: bool = False
 
     def validate(self) -> None:
         super().validate()
         if self.train_encoder and not self.features:
-            raise InputError("task.probe.train_encoder needs task.probe.features, which says what a probe reads")
+            raise InputError(
+                "task.probe.train_encoder needs task.probe.features, which says what a probe reads"
+            )
 
 
 def numbers_of(text: str, name: str) -> tuple[float, ...]:
@@ -57,7 +64,9 @@ def numbers_of(text: str, name: str) -> tuple[float, ...]:
     except ValueError:
         numbers = (-1.0,)
     if not all(0 <= number <= 1e15 for number in numbers):
-        raise InputError(f"{name} {text!r} is not numbers from 0 up to 1e15, with commas; write them like 0.5,1")
+        raise InputError(
+            f"{name} {text!r} is not numbers from 0 up to 1e15, with commas; write them like 0.5,1"
+        )
     return numbers
 
 
@@ -71,23 +80,28 @@ class EmbeddingConfig(Section):
     # of the last layer: "mean" of the tokens, "cls" the first, "last" the last, "max" the largest numbers, "sqrt" the
     # sum over the root of the count, "weighted" the mean by place; several with commas stand side by side; "" is mean
     pooling: str = ""
-    projection_size: int = setting(0, most=MOST_ROWS)  # numbers of a vector after a dense layer; 0 has no such layer
+    # numbers of a vector after a dense layer; 0 has no such layer
+    projection_size: int = setting(0, most=MOST_ROWS)
     # of that layer, "tanh", "relu", "gelu" or "none"
     projection_activation: str = choice("tanh", "relu", "gelu", "none")
     normalize: bool = True  # vectors have length 1
     # leading numbers of a vector that are kept, after that; 0 keeps all
     kept_dimensions: int = setting(0, most=MOST_ROWS)
-    query_prompt: str = ""  # written before an anchor or query, and before both texts of a graded pair
+    # written before an anchor or query, and before both texts of a graded pair
+    query_prompt: str = ""
     passage_prompt: str = ""  # written before what is found: positives and negatives
     other_prompts: str = ""  # prompts by other names, as JSON: {"clustering": "cluster: "}
-    default_prompt: str = ""  # name of the prompt of texts that are said to be neither queries nor passages
+    # name of the prompt of texts that are said to be neither queries nor passages
+    default_prompt: str = ""
     # whether what is at its default above comes from an embedding model that a run starts from; if not, it is as above
     from_start: bool = True
-    negative_columns: str = ""  # columns of hard negatives, separated by commas; "" takes the usual names
+    # columns of hard negatives, separated by commas; "" takes the usual names
+    negative_columns: str = ""
     # "infonce" (in-batch negatives), "triplet" (hard negatives alone), "cosent" or "cosine" (graded pairs); "" takes
     # infonce, or cosent for graded pairs
     loss: str = choice("", "infonce", "triplet", "cosent", "cosine")
-    temperature: float = setting(0.05, least=1e-5, most=1e15)  # infonce, cosent: cosines are divided by it
+    # infonce, cosent: cosines are divided by it
+    temperature: float = setting(0.05, least=1e-5, most=1e15)
     both_directions: bool = False  # infonce: anchors are found by their positives too
     # triplet: how much farther than the positive a negative is to be
     margin: float = setting(1.0, least=1e-15, most=1e15)
@@ -98,10 +112,14 @@ class EmbeddingConfig(Section):
     def validate(self) -> None:
         super().validate()
         if unknown := [name for name in self.poolings() if name not in POOLINGS]:
-            raise InputError(f"embedding.pooling {unknown[0]!r} is unknown; use some of {', '.join(POOLINGS)}")
+            raise InputError(
+                f"embedding.pooling {unknown[0]!r} is unknown; use some of {', '.join(POOLINGS)}"
+            )
         if self.default_prompt not in ("", *self.prompts()):
             names = ", ".join(self.prompts())
-            raise InputError(f"embedding.default_prompt {self.default_prompt!r} is not one of {names}")
+            raise InputError(
+                f"embedding.default_prompt {self.default_prompt!r} is not one of {names}"
+            )
         self.sizes()
 
     def poolings(self) -> list[str]:
@@ -114,10 +132,18 @@ class EmbeddingConfig(Section):
             others = json.loads(self.other_prompts or "{}")
         except (ValueError, RecursionError):
             others = None
-        if not isinstance(others, dict) or not all(isinstance(text, str) for text in others.values()):
+        if not isinstance(others, dict) or not all(
+            isinstance(text, str) for text in others.values()
+        ):
             example = '{"clustering": "cluster: "}'
-            raise InputError(f"embedding.other_prompts {shown(self.other_prompts)} is not an object such as {example}")
-        return others | {"query": self.query_prompt, "passage": self.passage_prompt, "document": self.passage_prompt}
+            raise InputError(
+                f"embedding.other_prompts {shown(self.other_prompts)} is not an object such as {example}"
+            )
+        return others | {
+            "query": self.query_prompt,
+            "passage": self.passage_prompt,
+            "document": self.passage_prompt,
+        }
 
     def vector_size(self, hidden_size: int) -> int:
         """Returns how many numbers a vector has, given those of a token's."""
@@ -128,7 +154,9 @@ class EmbeddingConfig(Section):
         """Returns the numbers of leading dimensions of Matryoshka, () without."""
         names = [name for name in self.dimensions.split(",") if name.strip()]
         if not all(name.strip().isdecimal() and 0 < int(name) < 1 << 20 for name in names):
-            raise InputError(f"embedding.dimensions {self.dimensions!r} are not numbers above 0; use like 64,128")
+            raise InputError(
+                f"embedding.dimensions {self.dimensions!r} are not numbers above 0; use like 64,128"
+            )
         return tuple(map(int, names))
 
 
@@ -151,9 +179,12 @@ class TaskConfig(Section):
     activation: str = choice("", "sigmoid", "tanh", "relu")
     # classification, regression, multilabel: 1, or 2 for pairs; 0 takes what the training data have
     num_texts: int = setting(0, most=2)
-    label_column: str = ""  # column of the label; of files in columns (ner) its number, "" takes the last
-    labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
-    label_separator: str = ","  # multilabel: what parts the labels of a text in one column; lists need none
+    # column of the label; of files in columns (ner) its number, "" takes the last
+    label_column: str = ""
+    # the classes in order, separated by commas; "" takes those of the training data, sorted
+    labels: str = ""
+    # multilabel: what parts the labels of a text in one column; lists need none
+    label_separator: str = ","
     # multilabel: the least probability of each label, in order, separated by commas; "" chooses them on dev
     thresholds: str = ""
     # classification: what the examples of each class weigh in the loss, as in "1,4.5", or "balanced"; "" is 1
@@ -161,11 +192,15 @@ class TaskConfig(Section):
     # classification: share of a label that is given to all classes alike, in training
     label_smoothing: float = setting(0.0, most=MOST_RATE)
     metric: str = ""  # metric that selects the best checkpoint; "" takes the task's
-    document_context: bool = False  # ner: fill each row with surrounding sentences, without labels (paper, 5.3)
-    doc_stride: int = setting(128, least=1)  # squad: tokens from the start of a window to the start of the next
-    max_query_length: int = setting(64, least=1)  # squad: longest question, in tokens; the rest is cut off
+    # ner: fill each row with surrounding sentences, without labels (paper, 5.3)
+    document_context: bool = False
+    # squad: tokens from the start of a window to the start of the next
+    doc_stride: int = setting(128, least=1)
+    # squad: longest question, in tokens; the rest is cut off
+    max_query_length: int = setting(64, least=1)
     max_answer_length: int = setting(30, least=1)  # squad: longest answer, in tokens
-    num_best: int = setting(20, least=1)  # squad: number of best starts and of best ends that are combined into spans
+    # squad: number of best starts and of best ends that are combined into spans
+    num_best: int = setting(20, least=1)
     # squad2: no answer if null score - best span score is above this; chosen on dev
     null_threshold: float = setting(0.0, least=-MOST_FLOAT)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
@@ -176,7 +211,9 @@ class TaskConfig(Section):
         if self.name != "embeddings" and not self.max_seq_length:
             raise InputError("task.max_seq_length is 0; give the tokens of a row, such as 128")
         if not self.label_separator:
-            raise InputError("task.label_separator is empty; give what parts labels, such as , or |")
+            raise InputError(
+                "task.label_separator is empty; give what parts labels, such as , or |"
+            )
         numbers_of(self.thresholds, "task.thresholds")
         if self.class_weights != "balanced":
             numbers_of(self.class_weights, "task.class_weights")
@@ -191,7 +228,8 @@ class FinetuneModelConfig(Section):
     hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     attention_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     compute_dtype: str = choice("float32", "bfloat16")
-    matmul_precision: str = choice("default", "highest")  # "default" or "highest", as in pre-training
+    # "default" or "highest", as in pre-training
+    matmul_precision: str = choice("default", "highest")
     attention: str = choice("plain", "fused")  # "plain" or "fused", as in pre-training
     remat: str = choice("none", "dots", "full", affects="work")
     unroll: int = setting(0, "work")
@@ -207,18 +245,24 @@ class FinetuneDataConfig(Section):
 
     source: str = setting("", "place")
     path: str = setting("", "place")  # another name for source
-    batch_size: int = setting(32, least=1, most=MOST_BATCH)  # examples (squad: windows) of the global batch
+    # examples (squad: windows) of the global batch
+    batch_size: int = setting(32, least=1, most=MOST_BATCH)
     seed: int = 0  # random seed of the order of the examples
     # several examples per row, in random batches: "on", "off", or "auto" (if it takes fewer FLOPs)
     pack: str = choice("auto", "on", "off")
-    bucket: bool = True  # if batches are not packed: group examples of similar length, to save padding
+    # if batches are not packed: group examples of similar length, to save padding
+    bucket: bool = True
 
     def validate(self) -> None:
         super().validate()
         if not self.source and not self.path:
-            raise InputError("data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME")
+            raise InputError(
+                "data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME"
+            )
         if self.source and self.path and self.source != self.path:
-            raise InputError(f"data.source {self.source} and data.path {self.path} name two places; give one of them")
+            raise InputError(
+                f"data.source {self.source} and data.path {self.path} name two places; give one of them"
+            )
 
 
 @dataclass(frozen=True)
@@ -230,7 +274,8 @@ class FinetuneTrainConfig(Section):
     # the same, so it is not yet 0 then
     patience: int = setting(0, "end")
     accumulate: int = setting(1, "work", least=1)
-    hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
+    # seconds without progress after which the run ends; 0 disables
+    hang_seconds: int = setting(3600, "nothing")
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
     # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = setting(1, "work", least=1, most=MOST_STEPS_PER_CALL)
@@ -243,7 +288,8 @@ class SweepConfig(Section):
 
     # number of seeds: N runs with train.seed and data.seed 0 .. N - 1; 0 is one run with the given seeds
     seeds: int = 0
-    learning_rates: str = ""  # learning rates of the grid, separated by commas; "" takes optimizer.learning_rate
+    # learning rates of the grid, separated by commas; "" takes optimizer.learning_rate
+    learning_rates: str = ""
 
     def validate(self) -> None:
         super().validate()
@@ -270,7 +316,8 @@ class FinetuneConfig(Section):
         default_factory=lambda: OptimizerConfig(learning_rate=5e-5, warmup_steps=0, warmup_rate=0.1)
     )
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
-    eval: EvalConfig = field(default_factory=lambda: EvalConfig(every_steps=0))  # 0 evaluates after each epoch
+    # 0 evaluates after each epoch
+    eval: EvalConfig = field(default_factory=lambda: EvalConfig(every_steps=0))
     mesh: MeshConfig = field(default_factory=MeshConfig, metadata={"affects": "work"})
     checkpoint: CheckpointConfig = field(  # 0 saves with evaluation
         default_factory=lambda: CheckpointConfig(every_steps=0), metadata={"affects": "nothing"}
@@ -278,28 +325,46 @@ class FinetuneConfig(Section):
     report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
     sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"affects": "nothing"})
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes only its shape and tokenizer
+    # a pre-trained model in any format; random:PATH takes only its shape and tokenizer
+    init_checkpoint: str = ""
 
     def resolved(self) -> "FinetuneConfig":
         """Returns the settings with those that follow from others: a probe freezes the encoder, unless it trains it."""
         probe = self.task.probe
         if not probe.features or probe.train_encoder or self.optimizer.freeze_encoder:
             return self
-        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, freeze_encoder=True))
+        return dataclasses.replace(
+            self, optimizer=dataclasses.replace(self.optimizer, freeze_encoder=True)
+        )
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
         check_types(self)
         super().validate()
         others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
-        if (self.task.class_weights or self.task.label_smoothing) and self.task.name in others:  # nothing would change
-            raise InputError("task.class_weights and label_smoothing are for texts of one class each; leave them out")
+        # nothing would change
+        if (self.task.class_weights or self.task.label_smoothing) and self.task.name in others:
+            raise InputError(
+                "task.class_weights and label_smoothing are for texts of one class each; leave them out"
+            )
         if self.checkpoint.keep_words:
-            raise InputError("checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every")
+            raise InputError(
+                "checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every"
+            )
         if not self.init_checkpoint:
-            raise InputError("init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model")
+            raise InputError(
+                "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model"
+            )
         if self.data.pack == "on" and self.task.probe.features and self.task.probe.kind == "bilstm":
-            raise InputError("a BiLSTM would run from one example of a row into the next; set data.pack=off")
-        if self.task.name == "embeddings" and self.data.batch_size == 1 and self.task.embedding.loss in ("", "infonce"):
-            raise InputError("data.batch_size 1 has nothing that an anchor is told apart from; use more, such as 128")
+            raise InputError(
+                "a BiLSTM would run from one example of a row into the next; set data.pack=off"
+            )
+        if (
+            self.task.name == "embeddings"
+            and self.data.batch_size == 1
+            and self.task.embedding.loss in ("", "infonce")
+        ):
+            raise InputError(
+                "data.batch_size 1 has nothing that an anchor is told apart from; use more, such as 128"
+            )
         check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)

@@ -9,10 +9,12 @@ from bert_jax.errors import InputError
 from bert_jax.settings.relatives import BLOCKS, RELATIVES, Block
 from bert_jax.settings.rules import ABOVE_0, Section, choice, nearest_multiples, setting, suggest
 
-MOST_DROPOUT = 0.9999  # dropout compares 16 random bits with the rate; at higher rates it would drop everything
+# dropout compares 16 random bits with the rate; at higher rates it would drop everything
+MOST_DROPOUT = 0.9999
 # Layers that `ModelConfig.unroll` = 0 unrolls: what one core compiles within five minutes. A CPU has no such bound.
 MOST_UNROLLED = {"tpu": 12, "gpu": 24}
-MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in use, and JAX can still index it
+# along any axis of a parameter: far larger than any model in use, and JAX can still index it
+MOST_ROWS = 2**24
 
 
 def _count(default: int, least: int = 1) -> Any:
@@ -27,7 +29,8 @@ class ModelConfig(Section):
     Source: Devlin et al. 2018, section 3; google-research/bert modeling.py.
     """
 
-    vocab_size: int = _count(0, least=0)  # number of tokens; 0 takes the size of the data's tokenizer
+    # number of tokens; 0 takes the size of the data's tokenizer
+    vocab_size: int = _count(0, least=0)
     hidden_size: int = _count(768)
     num_layers: int = _count(12)
     num_heads: int = _count(12)
@@ -40,10 +43,14 @@ class ModelConfig(Section):
     pooling: str = choice("cls", "mean", affects="model")
     # "learned", "none", or "rotary": queries and keys are turned
     positions: str = choice("learned", "none", "rotary", affects="model")
-    position_offset: int = _count(0, least=0)  # first row of the learned table that is used; 2 for RoBERTa
-    rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)  # base of the wavelengths of rotary positions
-    local_rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)  # the same in local layers
-    window: int = _count(0, least=0)  # tokens to each side that a local layer sees; 0 makes every layer global
+    # first row of the learned table that is used; 2 for RoBERTa
+    position_offset: int = _count(0, least=0)
+    # base of the wavelengths of rotary positions
+    rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
+    # the same in local layers
+    local_rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
+    # tokens to each side that a local layer sees; 0 makes every layer global
+    window: int = _count(0, least=0)
     global_every: int = _count(3)  # with a window, layers 0, n, 2 n, ... are global
     # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized
     norm: str = choice("after", "before", affects="model")
@@ -51,7 +58,8 @@ class ModelConfig(Section):
     dense_bias: bool = setting(True, "model")  # of all dense layers but classifiers
     # or "gated": the activation is multiplied by a second product
     feed_forward: str = choice("plain", "gated", affects="model")
-    embedding_size: int = _count(0, least=0)  # width of the tables, if not hidden_size; a dense layer follows
+    # width of the tables, if not hidden_size; a dense layer follows
+    embedding_size: int = _count(0, least=0)
     # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, or "relu"
     activation: str = choice("gelu_tanh", "gelu_exact", "relu", affects="model")
     hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
@@ -61,7 +69,8 @@ class ModelConfig(Section):
     # for classifiers
     initializer: str = choice("same", "depth")
     layer_norm_epsilon: float = setting(1e-12, "model", least=ABOVE_0, most=1)
-    vocab_multiple: int = _count(128)  # the embedding table is padded with zero rows to a multiple of this
+    # the embedding table is padded with zero rows to a multiple of this
+    vocab_multiple: int = _count(128)
     # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
     # float32.
     compute_dtype: str = choice("float32", "bfloat16")
@@ -97,7 +106,9 @@ class ModelConfig(Section):
         """Returns this model with another compute dtype, without what that dtype does not allow."""
         gradients = self.gradient_dtype if dtype == "bfloat16" else "float32"
         precision = self.matmul_precision if dtype == "float32" else "default"
-        return dataclasses.replace(self, compute_dtype=dtype, gradient_dtype=gradients, matmul_precision=precision)
+        return dataclasses.replace(
+            self, compute_dtype=dtype, gradient_dtype=gradients, matmul_precision=precision
+        )
 
     @property
     def padded_vocab_size(self) -> int:
@@ -121,12 +132,18 @@ class ModelConfig(Section):
     @property
     def num_local(self) -> int:
         """Layers that see a window alone."""
-        return self.num_layers - len(range(0, self.num_layers, self.global_every)) if self.window else 0
+        return (
+            self.num_layers - len(range(0, self.num_layers, self.global_every))
+            if self.window
+            else 0
+        )
 
     @property
     def output_stddev(self) -> float:
         """The deviation of the initial last matrix of a block."""
-        return self.initializer_stddev * ((2 * self.num_layers) ** -0.5 if self.initializer == "depth" else 1)
+        return self.initializer_stddev * (
+            (2 * self.num_layers) ** -0.5 if self.initializer == "depth" else 1
+        )
 
     @property
     def classifier_stddev(self) -> float:
@@ -135,18 +152,26 @@ class ModelConfig(Section):
     def validate(self) -> None:
         super().validate()
         if self.position_offset and self.positions != "learned":
-            raise InputError(f"model.position_offset {self.position_offset} needs model.positions=learned")
+            raise InputError(
+                f"model.position_offset {self.position_offset} needs model.positions=learned"
+            )
         if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
-            raise InputError("model.gradient_dtype bfloat16 needs model.compute_dtype=bfloat16; set both, or neither")
+            raise InputError(
+                "model.gradient_dtype bfloat16 needs model.compute_dtype=bfloat16; set both, or neither"
+            )
         if self.matmul_precision == "highest" and self.compute_dtype != "float32":
-            raise InputError("model.matmul_precision highest needs model.compute_dtype=float32; set both, or neither")
+            raise InputError(
+                "model.matmul_precision highest needs model.compute_dtype=float32; set both, or neither"
+            )
         if self.hidden_size % self.num_heads:
             raise InputError(
                 f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
                 f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
             )
         if self.positions == "rotary" and self.head_size % 2:
-            raise InputError(f"model.positions rotary turns pairs, and heads have {self.head_size} numbers")
+            raise InputError(
+                f"model.positions rotary turns pairs, and heads have {self.head_size} numbers"
+            )
 
 
 def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
@@ -156,19 +181,26 @@ def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
     """
     if largest >= model.type_vocab_size and (model.family == "bert" or model.type_vocab_size > 1):
         few = f"model.type_vocab_size {model.type_vocab_size}, too few to tell them apart"
-        raise InputError(f"{what} has pairs of texts, and the model has {few}; use a model with {largest + 1}")
+        raise InputError(
+            f"{what} has pairs of texts, and the model has {few}; use a model with {largest + 1}"
+        )
 
 
 def _size(layers: int, hidden: int) -> ModelConfig:
     """Returns one of Google's shapes: heads of 64 and a feed-forward block of 4 x hidden."""
     return ModelConfig(
-        hidden_size=hidden, num_layers=layers, num_heads=max(1, hidden // 64), intermediate_size=4 * hidden
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=max(1, hidden // 64),
+        intermediate_size=4 * hidden,
     )
 
 
 # Google's 24 miniatures by layers and width, and the names of the released sizes. Source: google-research/bert README.
 MINIATURES: dict[str, ModelConfig] = {
-    f"L{layers}_H{hidden}": _size(layers, hidden) for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)
+    f"L{layers}_H{hidden}": _size(layers, hidden)
+    for layers in (2, 4, 6, 8, 10, 12)
+    for hidden in (128, 256, 512, 768)
 }
 MODEL_SIZES: dict[str, ModelConfig] = {
     "tiny": _size(2, 128),
@@ -178,11 +210,16 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     "base": _size(12, 768),
     "large": _size(24, 1024),
 } | MINIATURES
-MODEL_SIZES |= {name: dataclasses.replace(MODEL_SIZES[size], **changes) for name, (size, changes) in RELATIVES.items()}
+MODEL_SIZES |= {
+    name: dataclasses.replace(MODEL_SIZES[size], **changes)
+    for name, (size, changes) in RELATIVES.items()
+}
 
 
 def model_size(name: str) -> ModelConfig:
     """Returns the model of that name. Raises: InputError with the names there are."""
     if name not in MODEL_SIZES:
-        raise InputError(f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}, but {', '.join(MODEL_SIZES)}")
+        raise InputError(
+            f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}, but {', '.join(MODEL_SIZES)}"
+        )
     return MODEL_SIZES[name]

@@ -19,7 +19,8 @@ class Phase(NamedTuple):
     """A phase of a run. Steps count from the start of the run, through both phases."""
 
     number: int  # from 1
-    config: ResolvedConfig  # of a run of this phase alone; train.num_steps is the number of its steps
+    # of a run of this phase alone; train.num_steps is the number of its steps
+    config: ResolvedConfig
     first_step: int
     last_step: int  # steps taken by the run when the phase ends
     schedule_start: int  # step at which its learning rate schedule starts
@@ -43,7 +44,8 @@ def phases_of(config: ResolvedConfig) -> tuple[Phase, ...]:
     second = config.phase2
     first_config = dataclasses.replace(config, phase2=Phase2Config())
     if second.num_steps and second.schedule == "restart" and config.optimizer.schedule == "stable":
-        optimizer = dataclasses.replace(config.optimizer, decay_rate=0.0)  # it falls once, at the end of the run
+        # it falls once, at the end of the run
+        optimizer = dataclasses.replace(config.optimizer, decay_rate=0.0)
         first_config = dataclasses.replace(first_config, optimizer=optimizer)
     boundary = config.train.num_steps
     total = boundary + second.num_steps
@@ -58,7 +60,9 @@ def phases_of(config: ResolvedConfig) -> tuple[Phase, ...]:
         "optimizer": {"learning_rate": second.learning_rate},
     }
     sections = {
-        name: dataclasses.replace(getattr(config, name), **{key: value for key, value in values.items() if value})
+        name: dataclasses.replace(
+            getattr(config, name), **{key: value for key, value in values.items() if value}
+        )
         for name, values in changes.items()
     }
     if not goes_on:
@@ -92,7 +96,9 @@ def rows_before(phases: Sequence[Phase], fingerprints: Sequence[str]) -> list[in
     return before
 
 
-def revision_steps(config: ResolvedConfig, phases: Sequence[Phase], words_of_rows: Sequence[float]) -> tuple[int, ...]:
+def revision_steps(
+    config: ResolvedConfig, phases: Sequence[Phase], words_of_rows: Sequence[float]
+) -> tuple[int, ...]:
     """Returns the steps after which a run has read the words of `checkpoint.keep_words`, each time that it read them.
 
     `words_of_rows` are the words that a row of each phase's data stands for, on average.
@@ -106,7 +112,9 @@ def revision_steps(config: ResolvedConfig, phases: Sequence[Phase], words_of_row
         of_step = words * phase.config.data.batch_size
         taken = phase.last_step - phase.first_step
         while marks and marks[0] <= read + (taken + 0.5) * of_step:
-            steps.append(phase.first_step + min(max(1, round((marks.pop(0) - read) / of_step)), taken))
+            steps.append(
+                phase.first_step + min(max(1, round((marks.pop(0) - read) / of_step)), taken)
+            )
         read += taken * of_step
     if marks:
         more = math.ceil((marks[-1] - read) / of_step)
@@ -115,7 +123,9 @@ def revision_steps(config: ResolvedConfig, phases: Sequence[Phase], words_of_row
     return tuple(steps)
 
 
-def may_change(before: Mapping[str, Values], config: ResolvedConfig, steps_taken: int) -> tuple[str, ...]:
+def may_change(
+    before: Mapping[str, Values], config: ResolvedConfig, steps_taken: int
+) -> tuple[str, ...]:
     """Returns the settings that may differ from `before`, the run's earlier settings, after `steps_taken` steps.
 
     All settings of a phase that has not begun may change.
@@ -128,11 +138,15 @@ def may_change(before: Mapping[str, Values], config: ResolvedConfig, steps_taken
     if not has_second or steps_taken <= boundary:
         if config.phase2.num_steps and steps_taken > config.train.num_steps:
             steps = f"train.num_steps {config.train.num_steps}"
-            raise InputError(f"{steps} is below the {steps_taken} steps of the first phase that the run has taken")
+            raise InputError(
+                f"{steps} is below the {steps_taken} steps of the first phase that the run has taken"
+            )
         return (*allowed, "phase2")
     if config.train.num_steps != boundary or not config.phase2.num_steps:
         begun = f"the second phase has begun after step {boundary}"
-        raise InputError(f"{begun}; keep train.num_steps={boundary}, and set phase2.num_steps for another total")
+        raise InputError(
+            f"{begun}; keep train.num_steps={boundary}, and set phase2.num_steps for another total"
+        )
     return tuple(name for name in allowed if name != "train.num_steps")
 
 
@@ -140,5 +154,7 @@ def phase_of(config: ResolvedConfig, number: int) -> ResolvedConfig:
     """Returns a phase as a run of its own. Raises: InputError if the run has no phase of that number."""
     phases = phases_of(config)
     if number > len(phases):
-        raise InputError(f"there is no phase {number} in a run that has {len(phases)}; use 1 to {len(phases)}")
+        raise InputError(
+            f"there is no phase {number} in a run that has {len(phases)}; use 1 to {len(phases)}"
+        )
     return phases[number - 1].config

@@ -41,29 +41,35 @@ class DataConfig(Section):
     stream: str = choice("auto", "on", "off")
     # maximum number of streams per batch; at least the number of processes that will ever be used
     streams: int = setting(256, least=1)
-    window_mb: float = setting(1024.0, least=ABOVE_0)  # megabytes of rows that are shuffled together, over all streams
+    # megabytes of rows that are shuffled together, over all streams
+    window_mb: float = setting(1024.0, least=ABOVE_0)
     # gigabytes of the local disk of each process for streamed rows
     cache_gb: float = setting(16.0, "nothing", least=ABOVE_0)
 
     def validate(self) -> None:
         super().validate()
         if not self.path:
-            raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
+            raise InputError(
+                "data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus"
+            )
 
 
 @dataclass(frozen=True)
 class MaskingConfig(Section):
     """How tokens are masked: which are predicted, and what replaces them. Source: paper, section 3.1 and Table 8."""
 
-    rate: float = setting(0.15, most=1)  # share of the tokens of a sequence to predict; [CLS] and [SEP] count as tokens
+    # share of the tokens of a sequence to predict; [CLS] and [SEP] count as tokens
+    rate: float = setting(0.15, most=1)
     # upper limit of predictions per sequence; 0 is as many as the rate asks for, rate x row length rounded up: 20 of
     # 128 tokens and 77 of 512 (the paper has 20 and 80)
     max_predictions: int = 0
     mask_rate: float = setting(0.8, most=1)  # share of the chosen tokens that become [MASK]
     # share of the chosen tokens that become a random token; the rest are kept
     random_rate: float = setting(0.1, most=1)
-    static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
-    whole_word: bool = False  # choose all tokens of a word or none; words that exceed the limit are skipped
+    # True gives a sequence the same mask in every epoch, as the paper's duplicates do
+    static: bool = False
+    # choose all tokens of a word or none; words that exceed the limit are skipped
+    whole_word: bool = False
     # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
     max_ngram: int = setting(1, least=1, most=100)
     # share of the rows that are not masked but read from left to right: tokens that would be masked are predicted from
@@ -84,7 +90,9 @@ class MaskingConfig(Section):
         if self.max_ngram > 1 and not self.whole_word:
             raise InputError(f"masking.max_ngram {self.max_ngram} needs masking.whole_word=True")
         if self.mask_rate + self.random_rate > 1 + 1e-9:
-            raise InputError("masking.mask_rate + masking.random_rate is above 1; the rest of the tokens is kept")
+            raise InputError(
+                "masking.mask_rate + masking.random_rate is above 1; the rest of the tokens is kept"
+            )
 
 
 def check_microbatches(name: str, size: int, pieces: int) -> None:
@@ -97,7 +105,9 @@ def check_microbatches(name: str, size: int, pieces: int) -> None:
 def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
     """Raises: InputError if both the rate and the steps of a warm-up are set."""
     if section.warmup_rate and section.warmup_steps:
-        raise InputError(f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0")
+        raise InputError(
+            f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0"
+        )
 
 
 @dataclass(frozen=True)
@@ -142,9 +152,13 @@ class OptimizerConfig(Section):
     def validate(self) -> None:
         super().validate()
         if self.name == "stable_adamw" and not self.bias_correction:
-            raise InputError("optimizer.name stable_adamw needs corrected moments; set optimizer.bias_correction=True")
+            raise InputError(
+                "optimizer.name stable_adamw needs corrected moments; set optimizer.bias_correction=True"
+            )
         if self.schedule != "linear" and self.decay_power != 1:
-            raise InputError(f"optimizer.decay_power {self.decay_power} needs optimizer.schedule=linear")
+            raise InputError(
+                f"optimizer.decay_power {self.decay_power} needs optimizer.schedule=linear"
+            )
         check_warmup(self, "optimizer")
 
 
@@ -153,9 +167,12 @@ class TrainConfig(Section):
     """The length of training, and how a step is computed."""
 
     num_steps: int = setting(1_000_000, "end", least=1)
-    accumulate: int = setting(1, "work", least=1)  # microbatches per step; the result equals that of the whole batch
-    next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
-    hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
+    # microbatches per step; the result equals that of the whole batch
+    accumulate: int = setting(1, "work", least=1)
+    # train the next sentence head, if the data have labels; False is the paper's "No NSP"
+    next_sentence: bool = True
+    # seconds without progress after which the run ends; 0 disables
+    hang_seconds: int = setting(3600, "nothing")
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
     zero1: bool = setting(False, "work")
     seed: int = 0  # random seed of the initial parameters and of dropout
@@ -168,16 +185,19 @@ class TrainConfig(Section):
 class Phase2Config(Section):
     """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0013-phases.md)."""
 
-    num_steps: int = setting(0, "end")  # steps of this phase; 0 disables it, and the settings below are not used
+    # steps of this phase; 0 disables it, and the settings below are not used
+    num_steps: int = setting(0, "end")
     # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
     path: str = setting("", "place")
-    batch_size: int = setting(0, most=MOST_BATCH)  # rows of the global batch; 0 takes data.batch_size
+    # rows of the global batch; 0 takes data.batch_size
+    batch_size: int = setting(0, most=MOST_BATCH)
     accumulate: int = setting(0, "work")  # microbatches per step; 0 takes train.accumulate
     # predictions per sequence; 0 takes masking.max_predictions, if that is 0 or rows have the same length
     max_predictions: int = 0
     # "restart" has a warm-up and a decay of its own; "continue" uses the schedule of `optimizer` for both phases
     schedule: str = choice("restart", "continue")
-    learning_rate: float = 0.0  # learning rate at the start of this phase's decay; 0 takes optimizer.learning_rate
+    # learning rate at the start of this phase's decay; 0 takes optimizer.learning_rate
+    learning_rate: float = 0.0
     warmup_steps: int = 0
     # warm-up as a share of this phase's steps, instead of warmup_steps, which must be 0 then
     warmup_rate: float = setting(0.0, most=MOST_RATE)
@@ -186,17 +206,24 @@ class Phase2Config(Section):
     def validate(self) -> None:
         super().validate()
         check_warmup(self, "phase2")
-        if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
-            raise InputError("phase2.schedule continue has no learning_rate or warm-up of its own; set phase2's to 0")
+        if self.schedule == "continue" and (
+            self.learning_rate or self.warmup_steps or self.warmup_rate
+        ):
+            raise InputError(
+                "phase2.schedule continue has no learning_rate or warm-up of its own; set phase2's to 0"
+            )
         if self.num_steps and not self.path:
-            raise InputError("phase2.path is empty; give a directory made by prepare_corpus, or phase2.num_steps=0")
+            raise InputError(
+                "phase2.path is empty; give a directory made by prepare_corpus, or phase2.num_steps=0"
+            )
 
 
 @dataclass(frozen=True)
 class EvalConfig(Section):
     """When to evaluate. Each evaluation uses the whole held-out split."""
 
-    every_steps: int = setting(10_000, "end")  # steps between evaluations; 0 evaluates at the end only
+    # steps between evaluations; 0 evaluates at the end only
+    every_steps: int = setting(10_000, "end")
     # rows of the global evaluation batch; 0 takes those of a microbatch. A batch of a task has at most as many tokens
     # as so many of the longest rows.
     batch_size: int = setting(0, "work", most=MOST_BATCH)
@@ -212,7 +239,8 @@ class MeshConfig(Section):
 
     data: int = setting(-1, least=-1)  # devices that divide the rows and replicate the parameters
     fsdp: int = setting(1, least=-1)  # devices that divide both the rows and the parameters
-    tensor: int = setting(1, least=-1)  # devices that divide the heads, the feed-forward blocks and the vocabulary
+    # devices that divide the heads, the feed-forward blocks and the vocabulary
+    tensor: int = setting(1, least=-1)
     # number of slices joined by the data center network (DCN). The data axis is divided over slices, so mesh.data must
     # be a multiple of this. 0 reads the number from the devices.
     dcn: int = 0
@@ -221,7 +249,9 @@ class MeshConfig(Section):
         super().validate()
         sizes = (self.data, self.fsdp, self.tensor)
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
-            raise InputError(f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once")
+            raise InputError(
+                f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once"
+            )
 
 
 @dataclass(frozen=True)
@@ -229,10 +259,14 @@ class CheckpointConfig(Section):
     """When checkpoints are saved, and which are kept."""
 
     every_steps: int = 1_000  # steps between saves; 0 saves at the end only
-    keep_last: int = setting(2, least=2)  # 2 at least: the run resumes from the second if the newest is damaged
-    keep_best: int = 1  # number of checkpoints kept for the best held-out loss, besides the last ones; 0 disables
-    keep_every: int = 0  # steps between revisions: parameters only, from step 0 on, never deleted; 0 disables
-    keep_words: str = ""  # revisions of pre-training after these numbers of words of text too, such as "1e6,2e6,10e6"
+    # 2 at least: the run resumes from the second if the newest is damaged
+    keep_last: int = setting(2, least=2)
+    # number of checkpoints kept for the best held-out loss, besides the last ones; 0 disables
+    keep_best: int = 1
+    # steps between revisions: parameters only, from step 0 on, never deleted; 0 disables
+    keep_every: int = 0
+    # revisions of pre-training after these numbers of words of text too, such as "1e6,2e6,10e6"
+    keep_words: str = ""
 
     def validate(self) -> None:
         super().validate()
@@ -264,8 +298,10 @@ class TeacherConfig(Section):
     """Trained models whose outputs are learnt beside the labels. Source: Hinton et al. 2015."""
 
     checkpoint: str = ""  # in any format; several, separated by commas, are averaged; "" has none
-    temperature: float = setting(1.0, least=1e-3, most=1e3)  # by which the outputs of teacher and student are divided
-    weight: float = setting(0.5, least=ABOVE_0, most=1)  # of what the teacher says in the loss; 1 leaves out the labels
+    # by which the outputs of teacher and student are divided
+    temperature: float = setting(1.0, least=1e-3, most=1e3)
+    # of what the teacher says in the loss; 1 leaves out the labels
+    weight: float = setting(0.5, least=ABOVE_0, most=1)
 
 
 @dataclass(frozen=True)
@@ -280,10 +316,13 @@ class PretrainConfig(Section):
     phase2: Phase2Config = field(default_factory=Phase2Config)
     eval: EvalConfig = field(default_factory=EvalConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig, metadata={"affects": "work"})
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata={"affects": "nothing"})
+    checkpoint: CheckpointConfig = field(
+        default_factory=CheckpointConfig, metadata={"affects": "nothing"}
+    )
     report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    init_checkpoint: str = ""  # model to start from, with a new optimizer at step 0; "" initializes at random
+    # model to start from, with a new optimizer at step 0; "" initializes at random
+    init_checkpoint: str = ""
 
     @property
     def data_paths(self) -> tuple[str, ...]:
@@ -295,26 +334,42 @@ class PretrainConfig(Section):
         check_types(self)
         super().validate()
         if self.model.causal and self.train.next_sentence:
-            raise InputError("the [CLS] of a model.causal sees only itself; set train.next_sentence=False")
+            raise InputError(
+                "the [CLS] of a model.causal sees only itself; set train.next_sentence=False"
+            )
         if self.masking.causal_rate:
             self._check_causal_rows()
         check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)
         if self.phase2.num_steps:
             size, pieces = self.phase2.batch_size, self.phase2.accumulate
-            check_microbatches("phase2.batch_size", size or self.data.batch_size, pieces or self.train.accumulate)
+            check_microbatches(
+                "phase2.batch_size", size or self.data.batch_size, pieces or self.train.accumulate
+            )
 
     def _check_causal_rows(self) -> None:
         """Raises: InputError if a setting does not go with rows that are read from left to right."""
         model = self.model
         for is_set, why in (
-            (model.causal, "model.causal=True reads all rows from left to right; set model.causal=False"),
-            (model.attention == "fused", "model.attention=fused reads all rows alike; set model.attention=plain"),
-            (model.num_local, f"model.window {model.window} reads all rows alike; set model.window=0"),
+            (
+                model.causal,
+                "model.causal=True reads all rows from left to right; set model.causal=False",
+            ),
+            (
+                model.attention == "fused",
+                "model.attention=fused reads all rows alike; set model.attention=plain",
+            ),
+            (
+                model.num_local,
+                f"model.window {model.window} reads all rows alike; set model.window=0",
+            ),
             (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
         ):
             if is_set:
                 rate = f"masking.causal_rate {self.masking.causal_rate}"
-                raise InputError(f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0")
+                raise InputError(
+                    f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0"
+                )
 
 
-ResolvedConfig = NewType("ResolvedConfig", PretrainConfig)  # with the values that follow from the data
+# with the values that follow from the data
+ResolvedConfig = NewType("ResolvedConfig", PretrainConfig)

@@ -21,7 +21,9 @@ BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), Block(dropout=True)),
     "distilbert": Block("relu", of_encoder=False, span_dropout=True),
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
-    "modernbert": Block("gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True),
+    "modernbert": Block(
+        "gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True
+    ),
 }
 
 
@@ -71,7 +73,10 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta-base": _roberta("base", "xlm-roberta"),
     "xlm-roberta-large": _roberta("large", "xlm-roberta"),
     "camembert-base": _roberta("base", "camembert"),
-    "distilbert": ("base", {"family": "distilbert", "num_layers": 6, "type_vocab_size": 0, "activation": "gelu_exact"}),
+    "distilbert": (
+        "base",
+        {"family": "distilbert", "num_layers": 6, "type_vocab_size": 0, "activation": "gelu_exact"},
+    ),
     "electra-small": _electra("L12_H256", embedding_size=128),
     "electra-base": _electra("base"),
     "electra-large": _electra("large"),

@@ -28,7 +28,8 @@ class Section:
 
 
 Config = TypeVar("Config", bound=Section)
-Values: TypeAlias = dict[str, Any]  # settings as plain dicts: by name, numbers, texts, booleans and nested sections
+# settings as plain dicts: by name, numbers, texts, booleans and nested sections
+Values: TypeAlias = dict[str, Any]
 
 
 # What types are called in messages.
@@ -50,10 +51,12 @@ Affects: TypeAlias = typing.Literal["results", "model", "end", "place", "work", 
 
 LARGEST = 2**31 - 1  # devices compute with 32-bit integers
 LARGEST_SEED = 2**63 - 1
-ABOVE_0, MOST_FLOAT = 1e-37, 1e38  # devices compute with float32, in which smaller numbers are 0 and larger infinite
+# devices compute with float32, in which smaller numbers are 0 and larger infinite
+ABOVE_0, MOST_FLOAT = 1e-37, 1e38
 MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
 MOST_RATE = 0.999999
-MOST_STEPS_PER_CALL = 1000  # the batches of a few calls are held at once, and a signal waits for the end of these calls
+# the batches of a few calls are held at once, and a signal waits for the end of these calls
+MOST_STEPS_PER_CALL = 1000
 
 
 def setting(
@@ -101,7 +104,11 @@ def bounds(field: dataclasses.Field[Any]) -> str:
     if isinstance(field.default, bool) or not isinstance(field.default, (int, float)):
         return ""
     least, most = _range(field)
-    return f"from {least} to {most}" if isinstance(field.default, int) else f"from {least:g} to {most:g}"
+    return (
+        f"from {least} to {most}"
+        if isinstance(field.default, int)
+        else f"from {least:g} to {most:g}"
+    )
 
 
 def affecting(kind: type, *affects: Affects) -> tuple[str, ...]:
@@ -115,7 +122,9 @@ def affecting(kind: type, *affects: Affects) -> tuple[str, ...]:
         if "affects" in item.metadata or not dataclasses.is_dataclass(of_section):
             names += [item.name] if item.metadata.get("affects", "results") in affects else []
         else:
-            names += [f"{item.name}.{name}" for name in affecting(typing.cast(type, of_section), *affects)]
+            names += [
+                f"{item.name}.{name}" for name in affecting(typing.cast(type, of_section), *affects)
+            ]
     return tuple(names)
 
 
@@ -135,17 +144,24 @@ def from_dict(kind: type[Config], values: object, where: str = "config") -> Conf
     Raises: InputError for an unknown key, with a suggestion, or a value of another type.
     """
     if not isinstance(values, typing.Mapping):
-        raise InputError(f"{where} is {shown(values)}, not a section; set its keys, as in {where}.KEY=VALUE")
+        raise InputError(
+            f"{where} is {shown(values)}, not a section; set its keys, as in {where}.KEY=VALUE"
+        )
     fields = {item.name: item for item in dataclasses.fields(kind)}
     arguments = {}
     for key, value in values.items():
         if key not in fields:
-            raise InputError(f"{where} has no key {shown(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
+            raise InputError(
+                f"{where} has no key {shown(key)}{suggest(key, fields)}; keys: {', '.join(fields)}"
+            )
         expected = typing.get_type_hints(kind)[key]
         if dataclasses.is_dataclass(expected):
-            arguments[key] = from_dict(typing.cast(type[Section], expected), value, f"{where}.{key}")
+            arguments[key] = from_dict(
+                typing.cast(type[Section], expected), value, f"{where}.{key}"
+            )
         elif expected is float and type(value) is int:
-            arguments[key] = float(max(min(value, 2**1023), -(2**1023)))  # what a float holds; the bounds say more
+            # what a float holds; the bounds say more
+            arguments[key] = float(max(min(value, 2**1023), -(2**1023)))
         elif type(value) is not expected:
             given, wanted = (_KINDS.get(cls, cls.__name__) for cls in (type(value), expected))
             raise InputError(f"{where}.{key} is {shown(value)}, {given}; use {wanted}")
@@ -180,7 +196,9 @@ def value_at(values: object, name: str) -> object:
     return values
 
 
-def changed_keys(old: typing.Mapping[str, object], new: typing.Mapping[str, object], prefix: str = "") -> list[str]:
+def changed_keys(
+    old: typing.Mapping[str, object], new: typing.Mapping[str, object], prefix: str = ""
+) -> list[str]:
     """Returns the dotted names of the settings that differ between two configurations as dicts."""
     names: list[str] = []
     for key in sorted(old.keys() | new.keys()):
@@ -207,7 +225,11 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
 def _section(config: Section) -> str:
     """Returns how the names of a section's settings begin, such as "model." for a ModelConfig."""
     name = type(config).__name__
-    return f"{name.removesuffix('Config').removeprefix('Finetune').lower()}." if name.endswith("Config") else ""
+    return (
+        f"{name.removesuffix('Config').removeprefix('Finetune').lower()}."
+        if name.endswith("Config")
+        else ""
+    )
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -227,5 +249,7 @@ def numbers_above_0(text: str, name: str, example: str) -> tuple[float, ...]:
     except ValueError:
         numbers = [0.0]
     if not all(ABOVE_0 <= number <= MOST_FLOAT for number in numbers):
-        raise InputError(f"{name} {shown(text)} is not a list of numbers above 0, up to 1e38; use like {example}")
+        raise InputError(
+            f"{name} {shown(text)} is not a list of numbers above 0, up to 1e38; use like {example}"
+        )
     return tuple(numbers)

@@ -47,31 +47,50 @@ def explain(url: str, verb: str, error: Exception) -> str:
     text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
     bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
     match = re.search(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
-    code = str(getattr(error, "code", "") or getattr(error, "status", "") or (match[1] if match else ""))
+    code = str(
+        getattr(error, "code", "") or getattr(error, "status", "") or (match[1] if match else "")
+    )
     kind = type(error).__name__
     no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
-    if code == "401" or any(name in kind or name in text for name in no_key) or "Anonymous caller" in text:
+    if (
+        code == "401"
+        or any(name in kind or name in text for name in no_key)
+        or "Anonymous caller" in text
+    ):
         remedy = (
             "aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             if url.partition("://")[0].lower() == "s3"
             else "gcloud auth application-default login, or on a VM give its service account access to the bucket"
         )
-        return f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
-    message = re.sub(r"\w+://\S+", "", text)  # without addresses, whose names may have any word or number
+        return (
+            f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
+        )
+    # without addresses, whose names may have any word or number
+    message = re.sub(r"\w+://\S+", "", text)
     if code in ("429", "507") or re.search(
-        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted", message, re.I
+        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted",
+        message,
+        re.I,
     ):
         return (
             f"cannot {verb} {url}: a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or "
             "try again later"
         )
-    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", message, re.I):
+    if (
+        code == "403"
+        or isinstance(error, PermissionError)
+        or re.search("forbidden|permission_denied", message, re.I)
+    ):
         role = "User" if verb == "write" else "Viewer"
         return (
             f"cannot {verb} {url}: the credentials do not permit it ({text}); give this account the right to {verb} "
             f"objects of {bucket}, such as roles/storage.object{role} on Google Cloud"
         )
-    if isinstance(error, FileNotFoundError) and not is_absent(error) and error.__cause__ is not None:
+    if (
+        isinstance(error, FileNotFoundError)
+        and not is_absent(error)
+        and error.__cause__ is not None
+    ):
         return explain(url, verb, error.__cause__)  # type: ignore[arg-type]
     if verb == "write" and (isinstance(error, FileNotFoundError) or code == "404"):
         return f"cannot write {url}: there is no bucket {bucket}; check its name, or make it first"
@@ -84,4 +103,8 @@ def is_absent(error: FileNotFoundError) -> bool:
     """Returns whether a file is missing: fsspec raises the same if a web server refuses or cannot be reached."""
     cause = error.__cause__
     of_network = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
-    return not of_network or isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) in (404, 410)
+    return (
+        not of_network
+        or isinstance(cause, FileNotFoundError)
+        or getattr(cause, "status", None) in (404, 410)
+    )

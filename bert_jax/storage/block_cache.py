@@ -26,7 +26,14 @@ class BlockCache:
     A wanted block is not evicted until it has been released as often as it was wanted.
     """
 
-    def __init__(self, fetch: Callable[[int], bytes], block_records: int, itemsize: int, num_slots: int, folder: Path):
+    def __init__(
+        self,
+        fetch: Callable[[int], bytes],
+        block_records: int,
+        itemsize: int,
+        num_slots: int,
+        folder: Path,
+    ):
         """Makes the file, with room for `num_slots` blocks of at most `block_records` records.
 
         `fetch(number)` returns the records of a block as bytes; it is called in several threads.
@@ -38,7 +45,8 @@ class BlockCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder)
-            os.ftruncate(self._file.fileno(), num_slots * self._slot_bytes)  # which takes no space yet
+            # which takes no space yet
+            os.ftruncate(self._file.fileno(), num_slots * self._slot_bytes)
         except OSError as error:
             raise cannot_write(folder, error) from error
         self._folder = folder
@@ -56,7 +64,8 @@ class BlockCache:
         self._readers = 0
         self._closed = False
         self.num_slots, self.bytes_fetched = num_slots, 0
-        num_threads = max(1, min(8, (256 << 20) // self._slot_bytes))  # each holds a block in memory
+        # each holds a block in memory
+        num_threads = max(1, min(8, (256 << 20) // self._slot_bytes))
         for number in range(num_threads):
             threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
 
@@ -97,7 +106,9 @@ class BlockCache:
             mine = order[starts[first] : ends[last - 1]]
             with self._held(numbers[first:last]) as slots:
                 homes = slots[np.searchsorted(numbers[first:last], blocks[mine])]
-                records[mine] = self._records.take(homes * self._block_records + places[mine], axis=0)
+                records[mine] = self._records.take(
+                    homes * self._block_records + places[mine], axis=0
+                )
         return records
 
     def close(self) -> None:
@@ -105,7 +116,8 @@ class BlockCache:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            while self._readers:  # a read of the map beyond the end of the file would kill the process
+            # a read of the map beyond the end of the file would kill the process
+            while self._readers:
                 self._changed.wait()
         with contextlib.suppress(OSError):
             os.ftruncate(self._file.fileno(), 0)

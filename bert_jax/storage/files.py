@@ -36,7 +36,14 @@ def split_places(places: str) -> list[str]:
     """Returns the paths in a comma-separated list, stripped. A comma in the name of an existing path does not split."""
     parts, paths = places.split(","), []
     while parts:
-        count = next((n for n in range(min(len(parts), 8), 1, -1) if os.path.exists(",".join(parts[:n]).strip())), 1)
+        count = next(
+            (
+                n
+                for n in range(min(len(parts), 8), 1, -1)
+                if os.path.exists(",".join(parts[:n]).strip())
+            ),
+            1,
+        )
         paths.append(",".join(parts[:count]).strip())
         del parts[:count]
     return paths
@@ -50,13 +57,18 @@ def expand_globs(patterns: str) -> list[str]:
     paths: dict[str, None] = {}
     for pattern in filter(None, split_places(patterns)):
         matches = remote_glob(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
-        matches = [pattern] if os.path.isfile(pattern) else matches  # its name may contain glob characters
+        # its name may contain glob characters
+        matches = [pattern] if os.path.isfile(pattern) else matches
         matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
         if not matches:
-            raise InputError(f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'")
+            raise InputError(
+                f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'"
+            )
         paths.update(dict.fromkeys(matches))
     if not paths:
-        raise InputError(f"input {patterns!r} names no file; give paths or globs, separated by commas")
+        raise InputError(
+            f"input {patterns!r} names no file; give paths or globs, separated by commas"
+        )
     return list(paths)
 
 
@@ -100,7 +112,8 @@ def open_binary(path: str) -> IO[bytes]:
     """
     compression = _compression(path)
     if compression == "gzip":
-        return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # GzipFile splits lines in Python, slowly
+        # GzipFile splits lines in Python, slowly
+        return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)
     if compression == "zstd":
         longest = {zstd.DecompressionParameter.window_log_max: 31}  # as zstd --long=31 writes
         return io.BufferedReader(zstd.ZstdFile(path, options=longest), 1 << 17)  # type: ignore[arg-type]
@@ -112,11 +125,14 @@ def read_whole(path: str, name: str) -> bytes:
 
     Raises: InputError if it cannot be read, or if it decompresses to far more than text does.
     """
-    most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1  # text compresses about 20 times
+    # text compresses about 20 times
+    most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1
     with reading(name), open_binary(path) as stream:
         content = stream.read(most + 1 if most >= 0 else -1)
     if len(content) > most >= 0:
-        raise InputError(f"{name} holds more than {most >> 20} MiB, far more than compressed text does; decompress it")
+        raise InputError(
+            f"{name} holds more than {most >> 20} MiB, far more than compressed text does; decompress it"
+        )
     return content
 
 
@@ -126,7 +142,8 @@ def _compression(path: str) -> str:
         start = stream.read(4)
     if start[:2] == b"\x1f\x8b":
         return "gzip"
-    skippable = start[1:] == b"\x2a\x4d\x18" and start[0] & 0xF0 == 0x50  # pzstd begins with a frame of sizes
+    # pzstd begins with a frame of sizes
+    skippable = start[1:] == b"\x2a\x4d\x18" and start[0] & 0xF0 == 0x50
     return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
 
 
@@ -138,7 +155,9 @@ def read_file(path: Path) -> bytes:
     with opened(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > LARGEST:
-            raise InputError(f"{path} has {size} bytes; give a file of at most {LARGEST} bytes, or copy it again")
+            raise InputError(
+                f"{path} has {size} bytes; give a file of at most {LARGEST} bytes, or copy it again"
+            )
         return stream.read(LARGEST)
 
 
@@ -155,7 +174,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             raise no_file(path)
         with os.fdopen(descriptor, "rb") as stream:
             if stream.peek(len(LFS_POINTER)).startswith(LFS_POINTER):
-                raise InputError(f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+                raise InputError(
+                    f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull"
+                )
             yield stream
 
 
@@ -192,7 +213,9 @@ def check_sizes(directory: Path, records: Iterable[JsonObject], remedy: str) -> 
         if not path.is_file():
             raise InputError(f"{path} is missing; {remedy}")
         if path.stat().st_size != size:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, the manifest says {size}; {remedy}")
+            raise InputError(
+                f"{path} has {path.stat().st_size} bytes, the manifest says {size}; {remedy}"
+            )
 
 
 def check_sums(directory: Path, records: Iterable[JsonObject], remedy: str) -> None:

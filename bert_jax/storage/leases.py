@@ -20,12 +20,14 @@ from typing import Any, TypeAlias
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import stores
 
-Holder: TypeAlias = dict[str, Any]  # JSON of a lease: name, host, pid, machine, began, expire_seconds, doing
+# JSON of a lease: name, host, pid, machine, began, expire_seconds, doing
+Holder: TypeAlias = dict[str, Any]
 
 LEASE = ".lease"  # name of the object inside a directory
 RENEW_SECONDS = 10.0
 EXPIRE_SECONDS = 60.0
-_LONGEST = 3600.0  # seconds that a lease may ask to be waited for; one that asks for more is damaged
+# seconds that a lease may ask to be waited for; one that asks for more is damaged
+_LONGEST = 3600.0
 
 _held: dict[str, "Lease"] = {}  # by the prefix that the lease protects
 
@@ -33,7 +35,9 @@ _held: dict[str, "Lease"] = {}  # by the prefix that the lease protects
 class Lease:
     """A lease that this process holds, renewed by a thread until `release`. `take` makes it."""
 
-    def __init__(self, url: str, on_loss: Callable[[str], object], doing: Callable[[], str]) -> None:
+    def __init__(
+        self, url: str, on_loss: Callable[[str], object], doing: Callable[[], str]
+    ) -> None:
         self.url, self._on_loss, self._doing = url, on_loss, doing
         self._name = uuid.uuid4().hex
         self._renewals = 0
@@ -82,7 +86,8 @@ class Lease:
 
     def check(self) -> None:
         """Raises: StoppedError if this process no longer holds the lease. Renews it first if that is overdue."""
-        if not self._lost and _now() - self._renewed_at > EXPIRE_SECONDS / 2:  # suspended, or no network
+        # suspended, or no network
+        if not self._lost and _now() - self._renewed_at > EXPIRE_SECONDS / 2:
             self._renew()
         if self._lost:
             raise StoppedError(self._lost)
@@ -99,7 +104,8 @@ class Lease:
 
     def _keep_renewing(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
-            with contextlib.suppress(InputError):  # of the network: `check` decides, before anything is written
+            # of the network: `check` decides, before anything is written
+            with contextlib.suppress(InputError):
                 self._renew()
             if self._lost and not self._ended.is_set():
                 self._on_loss(self._lost)
@@ -111,10 +117,15 @@ class Lease:
             if not token:
                 current = stores.read_version(self.url)
                 other = _read(current.content) if current is not None else {"name": ""}
-                if current is not None and other["name"] == self._name:  # the answer to an earlier write was lost
+                # the answer to an earlier write was lost
+                if current is not None and other["name"] == self._name:
                     token = current.token
                 else:
-                    who = _describe(other, current.age) if current is not None else "nobody, as it was deleted"
+                    who = (
+                        _describe(other, current.age)
+                        if current is not None
+                        else "nobody, as it was deleted"
+                    )
                     self._lost = (
                         f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
                         "that one run alone uses the place"
@@ -145,7 +156,9 @@ def lease(
     """
     stores.check_no_pattern(directory)
     if stores.protocol_of(url) not in stores.WORK_PROTOCOLS:
-        raise InputError(f"{directory} cannot be locked; give a place in gs:// or s3://, or on this machine")
+        raise InputError(
+            f"{directory} cannot be locked; give a place in gs:// or s3://, or on this machine"
+        )
     held = Lease(url, on_loss, doing)
     holder = held.take()
     if holder:
@@ -172,7 +185,12 @@ def _now() -> float:
 
 
 def _this_process() -> Holder:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "began": _began(os.getpid())}
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "machine": _machine(),
+        "began": _began(os.getpid()),
+    }
 
 
 def _machine() -> str:
@@ -202,7 +220,11 @@ def _read(content: bytes) -> Holder:
 
 def _patience(other: Holder, age: float) -> float:
     """Returns the seconds to watch a lease before it counts as abandoned."""
-    if other.get("machine") and other["machine"] == _machine() and other.get("began") != _began(other.get("pid", 0)):
+    if (
+        other.get("machine")
+        and other["machine"] == _machine()
+        and other.get("began") != _began(other.get("pid", 0))
+    ):
         return 0.0  # a process of this machine that has ended
     life = other.get("expire_seconds")
     if not isinstance(life, (int, float)) or not 0 < life <= _LONGEST:

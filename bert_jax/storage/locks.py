@@ -18,7 +18,8 @@ from bert_jax.storage import leases, stores
 from bert_jax.storage.places import AnyPath, RemotePath, to_place
 
 LOCK = ".lock"  # name of the lock file inside a directory that is filled in place
-_MOST_VANISHED = 100  # times that the directory of a lock may be gone between its making and its use
+# times that the directory of a lock may be gone between its making and its use
+_MOST_VANISHED = 100
 
 
 @contextlib.contextmanager
@@ -34,7 +35,8 @@ def lock_file(path: Path, wait: bool = False, keep: bool = False) -> Iterator[st
     try:
         yield holder
     finally:
-        if not holder and not keep:  # before the lock ends, so that nobody has locked the file that is removed
+        # before the lock ends, so that nobody has locked the file that is removed
+        if not holder and not keep:
             with contextlib.suppress(OSError):
                 path.unlink()
         os.close(descriptor)
@@ -56,11 +58,17 @@ def writing(output: AnyPath, inside: bool = False) -> Iterator[None]:
             if isinstance(path, RemotePath):
                 holder = stack.enter_context(_lease(path, inside))
             else:
-                holder = stack.enter_context(lock_file(path / LOCK if inside else path.with_name(f".{path.name}.lock")))
+                holder = stack.enter_context(
+                    lock_file(path / LOCK if inside else path.with_name(f".{path.name}.lock"))
+                )
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}; check the place and its space") from None
+            raise InputError(
+                f"cannot write {path}: {error.strerror or error}; check the place and its space"
+            ) from None
         if holder:
-            raise InputError(f"output {path} is being written by another command ({holder}); choose another")
+            raise InputError(
+                f"output {path} is being written by another command ({holder}); choose another"
+            )
         yield
 
 
@@ -80,7 +88,8 @@ def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:  # whoever held the lock has just removed the directory
             vanished += 1
-            if vanished == _MOST_VANISHED:  # no: as where the shell's own directory is gone, or in /proc
+            # no: as where the shell's own directory is gone, or in /proc
+            if vanished == _MOST_VANISHED:
                 raise
             time.sleep(0.001)
             continue
@@ -91,7 +100,8 @@ def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # whoever held the lock has removed the file, and the next one makes another
+        # whoever held the lock has removed the file, and the next one makes another
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, wait: bool) -> str:

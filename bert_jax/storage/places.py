@@ -82,7 +82,11 @@ class RemotePath:
                 paths = files.ls(root, detail=False)
             except FileNotFoundError:
                 return
-        names = {path.rstrip("/").rpartition("/")[2] for path in paths if path.strip("/") != root.strip("/")}
+        names = {
+            path.rstrip("/").rpartition("/")[2]
+            for path in paths
+            if path.strip("/") != root.strip("/")
+        }
         yield from (self / name for name in sorted(names))
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
@@ -147,14 +151,18 @@ def to_place(path: AnyPath) -> Place:
 
 def check_no_pattern(place: Place) -> None:
     """Raises: InputError if Orbax would take the path for a pattern, and not find again the arrays that it wrote."""
-    stores.check_no_pattern(str(place.absolute()), "or a link to it" if isinstance(place, Path) else "")
+    stores.check_no_pattern(
+        str(place.absolute()), "or a link to it" if isinstance(place, Path) else ""
+    )
 
 
 def check_workdir_place(place: Place) -> None:
     """Raises: InputError if checkpoints cannot be written to a place with this protocol or path."""
     check_no_pattern(place)
     if isinstance(place, RemotePath) and stores.protocol_of(str(place)) != "gs":
-        raise InputError(f"workdir {place} cannot hold checkpoints, as gs:// and file systems do; mount the bucket")
+        raise InputError(
+            f"workdir {place} cannot hold checkpoints, as gs:// and file systems do; mount the bucket"
+        )
 
 
 def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) -> None:
@@ -164,14 +172,25 @@ def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) ->
 
     Raises: StoppedError if it cannot be written.
     """
-    names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
+    names = [
+        path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()
+    ]
     before = target.listing()
     (target / UNFINISHED).write_bytes(b"")
     for name in last:
         if name in before:
             (target / name).unlink()
-    list(stores.at_once(lambda name: (target / name).put(source / name), [name for name in names if name not in last]))
-    list(stores.at_once(lambda name: (target / name).unlink(), set(before) - set(names) - {UNFINISHED}))
+    list(
+        stores.at_once(
+            lambda name: (target / name).put(source / name),
+            [name for name in names if name not in last],
+        )
+    )
+    list(
+        stores.at_once(
+            lambda name: (target / name).unlink(), set(before) - set(names) - {UNFINISHED}
+        )
+    )
     for name in last:
         if name in names:
             (target / name).put(source / name)
@@ -193,4 +212,6 @@ def scratch(path: RemotePath) -> "tempfile.TemporaryDirectory[str]":
     try:
         return tempfile.TemporaryDirectory(prefix="bert_jax_", ignore_cleanup_errors=True)
     except OSError as error:
-        raise InputError(f"{path} needs a temporary directory ({error.strerror}); set TMPDIR") from None
+        raise InputError(
+            f"{path} needs a temporary directory ({error.strerror}); set TMPDIR"
+        ) from None

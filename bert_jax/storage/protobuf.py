@@ -28,7 +28,11 @@ def parse_fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int
                 length, first = parse_varint(data, first, stop)
                 last = first + length
         elif wire_type == VARINT:
-            last = first + 1 if first < stop and data[first] < 0x80 else parse_varint(data, first, stop)[1]
+            last = (
+                first + 1
+                if first < stop and data[first] < 0x80
+                else parse_varint(data, first, stop)[1]
+            )
         elif wire_type in (FIXED32, FIXED64):
             last = first + (4 if wire_type == FIXED32 else 8)
         else:

@@ -46,7 +46,9 @@ class RangeReader:
             else:
                 ends = [min(part + _PART_BYTES, end) for part in parts]
                 content = b"".join(
-                    self._retried(name, lambda part=part, stop=stop: self._request(name, part, stop))
+                    self._retried(
+                        name, lambda part=part, stop=stop: self._request(name, part, stop)
+                    )
                     for part, stop in zip(parts, ends)
                 )
             if damage := find_damage(content):
@@ -63,11 +65,15 @@ class RangeReader:
         files: Any = self._files
         content: Any
         if getattr(files, "async_impl", False):  # its own call would wait for minutes
-            content = asyn.sync(files.loop, files._cat_file, path, start=start, end=end, timeout=TIMEOUT)
+            content = asyn.sync(
+                files.loop, files._cat_file, path, start=start, end=end, timeout=TIMEOUT
+            )
         else:
             content = files.cat_file(path, start=start, end=end)
         if len(content) > end - start:
-            raise InputError(f"{self._root}/{name}: the server knows no ranges; copy the data here (data.stream=off)")
+            raise InputError(
+                f"{self._root}/{name}: the server knows no ranges; copy the data here (data.stream=off)"
+            )
         if len(content) < end - start:
             raise _Failed(f"{len(content)} of {end - start} bytes arrived")
         return content
@@ -112,7 +118,9 @@ def _describe(error: Exception) -> str:
         return f"no answer, or half of one, in {TIMEOUT:.0f} s"
     status = _status(error)
     text = one_line(error)[:200]
-    return f"HTTP status {status} ({text})" if status is not None and str(status) not in text else text
+    return (
+        f"HTTP status {status} ({text})" if status is not None and str(status) not in text else text
+    )
 
 
 def _pause(number: int, error: Exception) -> float:

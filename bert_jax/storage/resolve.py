@@ -26,7 +26,8 @@ Kind: TypeAlias = Literal["run", "unfinished", "model", "hf", "tf1", "data", "fi
 Needed: TypeAlias = Literal["model", "data"]
 
 FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
-REVISIONS = "revisions"  # of the models of some steps of a run, which are kept and named WORKDIR@STEP
+# of the models of some steps of a run, which are kept and named WORKDIR@STEP
+REVISIONS = "revisions"
 MANIFEST = "manifest.json"  # of a data set
 HUB = "hf://"
 
@@ -38,7 +39,13 @@ _SIGNS: Mapping[Kind, tuple[str, ...]] = {
     "data": (MANIFEST,),
 }
 # Of a directory with no sign above: models of Hugging Face's that its reader refuses with the fix.
-_IN_PARTS = ("adapter_config.json", "*model.*.safetensors", "*model.*.bin", "0_Transformer", "modules.json")
+_IN_PARTS = (
+    "adapter_config.json",
+    "*model.*.safetensors",
+    "*model.*.bin",
+    "0_Transformer",
+    "modules.json",
+)
 _UNREAD = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
 
 FORMATS: Mapping[Kind, str] = {"run": "bert_jax", "model": "bert_jax", "hf": "hf", "tf1": "tf1"}
@@ -52,7 +59,8 @@ _IS: Mapping[Kind, str] = {
     "file": "is a file",
     "nothing": "does not exist",
 }
-_NEEDS: Mapping[Needed, tuple[tuple[Kind, ...], str, str]] = {  # what serves, what a directory lacks, and the fix
+# what serves, what a directory lacks, and the fix
+_NEEDS: Mapping[Needed, tuple[tuple[Kind, ...], str, str]] = {
     "model": (
         tuple(FORMATS),
         "holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no bert_model.ckpt.index",
@@ -89,10 +97,14 @@ class Resolved:
     def expect(self, needed: Needed) -> Kind:
         """Returns the kind of the model or data set. Raises: InputError if there is none, or models of two formats."""
         kinds, lacking, fix = _NEEDS[needed]
-        there: dict[str, Kind] = {FORMATS.get(kind, kind): kind for kind in kinds if kind in self.kinds}
+        there: dict[str, Kind] = {
+            FORMATS.get(kind, kind): kind for kind in kinds if kind in self.kinds
+        }
         if len(there) > 1:
             signs = [f"{self.kinds[there[form]]} ({form})" for form in there]
-            raise InputError(f"{self.given} holds models in two formats: {' and '.join(signs[:2])}; part them")
+            raise InputError(
+                f"{self.given} holds models in two formats: {' and '.join(signs[:2])}; part them"
+            )
         if there:
             return next(iter(there.values()))
         for kind, what in _IS.items():
@@ -114,7 +126,11 @@ class Resolved:
         """
         if isinstance(self.place, Path):
             return self.place
-        return Path(urls.local_copy(str(self.place))) if "file" in self.kinds else urls.local_directory(self.place)
+        return (
+            Path(urls.local_copy(str(self.place)))
+            if "file" in self.kinds
+            else urls.local_directory(self.place)
+        )
 
     def folder(self) -> Folder:
         """Returns the directory, or its copy on this machine, as a value. Raises: InputError as `on_this_machine`."""
@@ -128,8 +144,11 @@ def resolve(path: AnyPath) -> Resolved:
     """
     given, place = str(path), to_place(path)
     if is_hub(path):
-        if re.search("[?#:]", given.removeprefix(HUB)):  # the hub's own message would quote what may be a password
-            raise InputError(f"{given} has more than a name; write hf://ORG/NAME, and give a token as HF_TOKEN")
+        # the hub's own message would quote what may be a password
+        if re.search("[?#:]", given.removeprefix(HUB)):
+            raise InputError(
+                f"{given} has more than a name; write hf://ORG/NAME, and give a token as HF_TOKEN"
+            )
         return Resolved(given, place, {"hf": given})
     found = _look(given, place)
     if "nothing" in found.kinds and (revision := _revision(given)):
@@ -155,7 +174,8 @@ def _look(given: str, place: Place) -> Resolved:
         try:
             listed = Folder(place)
             return Resolved(given, place, _kinds_of(listed.names), listed.names, listed)
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name with a zero byte
+        # the last for a name with a zero byte
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             exists = os.path.exists(place)
     for prefix in (place, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(place)))):
         if os.path.isfile(f"{prefix}.index"):
@@ -166,7 +186,9 @@ def _look(given: str, place: Place) -> Resolved:
 
 def is_hub(path: AnyPath) -> bool:
     """Returns whether a path is a model of the Hugging Face hub, hf://ORG/NAME, and not a file there."""
-    return str(path).startswith(HUB) and not str(path).startswith((f"{HUB}datasets/", f"{HUB}spaces/"))
+    return str(path).startswith(HUB) and not str(path).startswith(
+        (f"{HUB}datasets/", f"{HUB}spaces/")
+    )
 
 
 def revision_path(workdir: Place, step: int) -> Place:
@@ -186,7 +208,9 @@ def _kinds_of(names: Sequence[str]) -> dict[Kind, str]:
     if kinds.get("model") != FINETUNED and not {"config.json", "tokenizer"} <= set(names):
         if own := kinds.pop("model", "") or kinds.pop("run", ""):
             kinds["unfinished"] = own
-    if not kinds and (matches := [name for pattern in _IN_PARTS for name in fnmatch.filter(names, pattern)]):
+    if not kinds and (
+        matches := [name for pattern in _IN_PARTS for name in fnmatch.filter(names, pattern)]
+    ):
         kinds["hf"] = matches[0]
     return kinds
 
@@ -204,5 +228,7 @@ def _revision(path: str) -> Place | None:
         kept = revision.parent.iterdir() if revision.parent.is_dir() else ()
         steps = sorted(int(path.name) for path in kept if path.name.isdecimal())
         there = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
-        raise InputError(f"{workdir} has no revision of step {step}; {there}: see checkpoint.keep_every")
+        raise InputError(
+            f"{workdir} has no revision of step {step}; {there}: see checkpoint.keep_every"
+        )
     return revision

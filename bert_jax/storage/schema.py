@@ -25,7 +25,8 @@ class Mismatch(Exception):
     """A value that does not fit its schema. The message begins with the value's place in the file."""
 
 
-Part: TypeAlias = tuple[str | int, "Schema", object]  # its key in an object or index in a list, its schema, the value
+# its key in an object or index in a list, its schema, the value
+Part: TypeAlias = tuple[str | int, "Schema", object]
 _MISSING = object()  # the value of a key that is required and not there
 
 
@@ -70,7 +71,11 @@ def check(value: object, schema: Schema, where: AnyPath, remedy: str) -> None:
 
 def integer(least: int = 0, most: int = MOST) -> Schema:
     """Returns the schema of a whole number in a range."""
-    wanted = f"a whole number from {least} to {most}" if most < MOST else f"a whole number, {least} or more"
+    wanted = (
+        f"a whole number from {least} to {most}"
+        if most < MOST
+        else f"a whole number, {least} or more"
+    )
     return Schema(wanted, lambda value: type(value) is int and least <= value <= most)
 
 
@@ -98,8 +103,13 @@ def text(pattern: str = "", wanted: str = "a text") -> Schema:
 
 def one_of(*values: str | float) -> Schema:
     """Returns the schema of one of these texts or numbers."""
-    wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(next(iter(values)))
-    return Schema(wanted, lambda value: any(type(value) is type(option) and value == option for option in values))
+    wanted = (
+        f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(next(iter(values)))
+    )
+    return Schema(
+        wanted,
+        lambda value: any(type(value) is type(option) and value == option for option in values),
+    )
 
 
 def _is_file_name(value: object) -> bool:
@@ -110,7 +120,8 @@ def _is_file_name(value: object) -> bool:
     return not (too_long or path.is_absolute() or ".." in path.parts)
 
 
-file_name = Schema("the name of a file in this directory", _is_file_name)  # or below it; of the file that names it
+# or below it; of the file that names it
+file_name = Schema("the name of a file in this directory", _is_file_name)
 true_or_false = Schema("true or false", lambda value: isinstance(value, bool))
 anything = Schema("a value", lambda value: True)
 SHA256 = text("[0-9a-f]{64}", "a sha256")
@@ -154,19 +165,28 @@ _NAME = Schema("a name", lambda name: name.isprintable() and len(name) <= 200)
 
 
 def record(
-    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, others: Schema = anything
+    required: Mapping[str, Schema],
+    optional: Mapping[str, Schema] | None = None,
+    others: Schema = anything,
 ) -> Schema:
     """Returns the schema of an object with these keys; `others` is the schema of the values of all other keys."""
     known = {**required, **(optional or {})}
 
     def parts(value: JsonObject) -> Iterable[Part]:
-        yield from ((name, schema, _MISSING) for name, schema in required.items() if name not in value)
+        yield from (
+            (name, schema, _MISSING) for name, schema in required.items() if name not in value
+        )
         yield from ((name, known.get(name, others), part) for name, part in value.items())
 
     return Schema("an object", lambda value: isinstance(value, dict), parts, _NAME)
 
 
-_OF_SETTINGS = {bool: true_or_false, int: integer(-(2**63), 2**63 - 1), float: number(False), str: text()}
+_OF_SETTINGS = {
+    bool: true_or_false,
+    int: integer(-(2**63), 2**63 - 1),
+    float: number(False),
+    str: text(),
+}
 
 
 def settings(kind: type) -> Schema:
@@ -177,7 +197,9 @@ def settings(kind: type) -> Schema:
     """
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
-    return record({}, {name: _OF_SETTINGS.get(hints[name]) or settings(hints[name]) for name in names})
+    return record(
+        {}, {name: _OF_SETTINGS.get(hints[name]) or settings(hints[name]) for name in names}
+    )
 
 
 def _inside(place: str, key: str | int) -> str:

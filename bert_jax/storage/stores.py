@@ -27,11 +27,14 @@ from bert_jax.storage.answers import explain, is_absent, told_if_slow
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
-FileSystem: TypeAlias = Any  # one of fsspec's; it has no type hints, and each store's has methods of its own
+# one of fsspec's; it has no type hints, and each store's has methods of its own
+FileSystem: TypeAlias = Any
 Info: TypeAlias = dict[str, Any]  # a file system's metadata of an object, under its own names
-Checksums: TypeAlias = dict[str, Any]  # of an object: its "bytes", and some of "crc32c", "etag", "md5", "sha256"
+# of an object: its "bytes", and some of "crc32c", "etag", "md5", "sha256"
+Checksums: TypeAlias = dict[str, Any]
 
-WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")  # with conditional writes; memory is that of one process, for tests
+# with conditional writes; memory is that of one process, for tests
+WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")
 _UPLOADS = 3  # attempts at one upload whose answers are lost
 
 
@@ -56,8 +59,13 @@ def protocol_of(url: str) -> str:
 def check_bucket(url: str) -> None:
     """Raises: InputError if a URL names no bucket or host; libraries of stores ask for the empty one for ever."""
     protocol, _, rest = url.partition("://")
-    if protocol.lower() in ("gs", "gcs", "s3", "s3a", "http", "https", "hf") and not rest.partition("/")[0].strip():
-        raise InputError(f"{url} names no bucket or host; write it after {protocol}://, as in {protocol}://NAME/PATH")
+    if (
+        protocol.lower() in ("gs", "gcs", "s3", "s3a", "http", "https", "hf")
+        and not rest.partition("/")[0].strip()
+    ):
+        raise InputError(
+            f"{url} names no bucket or host; write it after {protocol}://, as in {protocol}://NAME/PATH"
+        )
 
 
 def file_system(url: str) -> tuple[FileSystem, str]:
@@ -113,7 +121,9 @@ def opened(url: str, verb: str = "read") -> Iterator[tuple[FileSystem, str]]:
         yield file_system(url)
 
 
-def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument]) -> Iterator[Result]:
+def at_once(
+    function: Callable[[Argument], Result], arguments: Iterable[Argument]
+) -> Iterator[Result]:
     """Yields `function(argument)` for each argument, in their order; eight run at a time."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         try:
@@ -157,7 +167,8 @@ def put_file(path: Path, url: str) -> None:
         for attempt in range(_UPLOADS):
             try:
                 files.put_file(str(path), target)
-            except FileNotFoundError:  # no bucket; or an answer was lost, and gcsfs asked for an upload that has ended
+            # no bucket; or an answer was lost, and gcsfs asked for an upload that has ended
+            except FileNotFoundError:
                 if attempt == _UPLOADS - 1:
                     raise
             else:
@@ -165,12 +176,16 @@ def put_file(path: Path, url: str) -> None:
             if info_of(url) is not None and _has_arrived(files, path, target):
                 return
         if not _has_arrived(files, path, target):
-            raise StoppedError(f"cannot write {url}: what arrived is not what was sent; give the command again")
+            raise StoppedError(
+                f"cannot write {url}: what arrived is not what was sent; give the command again"
+            )
 
 
 def _has_arrived(files: FileSystem, path: Path, target: str) -> bool:
     about = checksum_in(files.info(target))
-    return about["bytes"] == path.stat().st_size and about.get("crc32c", crc := crc32c_of(path)) == crc
+    return (
+        about["bytes"] == path.stat().st_size and about.get("crc32c", crc := crc32c_of(path)) == crc
+    )
 
 
 def remove(url: str, below: bool = False) -> None:
@@ -184,7 +199,9 @@ def check_no_pattern(path: str, remedy: str = "") -> None:
     wildcard = next((sign for sign in path if sign in "*?[\\"), "")
     if wildcard:
         fix = f"give a path without *, ?, [ and \\{remedy and ', ' + remedy}"
-        raise InputError(f"cannot write to {path}: {wildcard} is read as a pattern when files are looked for; {fix}")
+        raise InputError(
+            f"cannot write to {path}: {wildcard} is read as a pattern when files are looked for; {fix}"
+        )
 
 
 def check_writable(url: str) -> None:
@@ -208,14 +225,24 @@ def list_below(url: str) -> dict[str, Checksums]:
             infos = files.find(root, detail=True)
         except FileNotFoundError:
             return {}
-    names = {path: path[path.index(root) + len(root) + 1 :] for path in infos if root in path and path != root}
-    return {name: checksum_in(infos[path]) for path, name in sorted(names.items()) if name and not name.endswith("/")}
+    names = {
+        path: path[path.index(root) + len(root) + 1 :]
+        for path in infos
+        if root in path and path != root
+    }
+    return {
+        name: checksum_in(infos[path])
+        for path, name in sorted(names.items())
+        if name and not name.endswith("/")
+    }
 
 
 def checksum_in(info: Info) -> Checksums:
     """Returns "bytes" and the checksum of an object from its file system's metadata."""
     if info.get("size") is None:  # as of the links of a page behind http
-        raise InputError(f"{info.get('name')}: the server says no sizes; copy the directory to this machine")
+        raise InputError(
+            f"{info.get('name')}: the server says no sizes; copy the directory to this machine"
+        )
     about: Checksums = {"bytes": int(info["size"])}
     if info.get("crc32c"):
         about["crc32c"] = base64.b64decode(info["crc32c"]).hex()
@@ -272,7 +299,9 @@ def write_if(url: str, content: bytes, token: str) -> str:
 def _write_gcs(files: FileSystem, path: str, content: bytes, token: str) -> str:
     bucket, key, _ = files.split_path(path)
     about = json.dumps({"name": key}).encode()
-    parts = b"".join(b"--=\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part for part in (about, content))
+    parts = b"".join(
+        b"--=\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part for part in (about, content)
+    )
     _, answer = files.call(
         "POST",
         f"{files._location}/upload/storage/v1/b/{{}}/o",
@@ -285,14 +314,17 @@ def _write_gcs(files: FileSystem, path: str, content: bytes, token: str) -> str:
     return str(json.loads(answer)["generation"])
 
 
-_UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")  # as s3fs and its cause call it
+# as s3fs and its cause call it
+_UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")
 
 
 def _write_s3(files: FileSystem, path: str, content: bytes, token: str) -> str:
     bucket, key, _ = files.split_path(path)
     condition = {"IfMatch": token} if token else {"IfNoneMatch": "*"}
     try:
-        return files.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)["ETag"].strip('"')
+        return files.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)[
+            "ETag"
+        ].strip('"')
     except Exception as error:
         deleted = bool(token) and isinstance(error, FileNotFoundError)
         if deleted or any(sign in f"{error} {error.__cause__}" for sign in _UNMET):
@@ -306,7 +338,9 @@ _memory = threading.Lock()
 def _write_memory(files: FileSystem, path: str, content: bytes, token: str) -> str:
     with _memory:
         current = files.cat_file(path) if files.exists(path) else None
-        if (current is None) != (token == "") or (current is not None and _token({}, current) != token):
+        if (current is None) != (token == "") or (
+            current is not None and _token({}, current) != token
+        ):
             return ""
         files.pipe_file(path, content)
         return _token({}, content)
@@ -316,7 +350,11 @@ _CONDITIONAL = {"gs": _write_gcs, "gcs": _write_gcs, "s3": _write_s3, "memory": 
 
 
 def _token(info: Info, content: bytes) -> str:
-    return str(info.get("generation") or (info.get("ETag") or "").strip('"') or google_crc32c.value(content))
+    return str(
+        info.get("generation")
+        or (info.get("ETag") or "").strip('"')
+        or google_crc32c.value(content)
+    )
 
 
 def _age(info: Info) -> float:

@@ -30,7 +30,9 @@ def remote_glob(url: str) -> list[str]:
         if files.isfile(pattern):
             return [url]
         infos = files.glob(pattern, detail=True)
-        return [files.unstrip_protocol(path) for path, info in infos.items() if info["type"] == "file"]
+        return [
+            files.unstrip_protocol(path) for path, info in infos.items() if info["type"] == "file"
+        ]
 
 
 def local_copy(path: str) -> str:
@@ -68,10 +70,14 @@ def _version(path: str) -> dict[str, str]:
 
 def _folder(path: str, version: Mapping[str, object]) -> Path:
     """Returns the directory of the cache for a version of a URL."""
-    return user_cache() / hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
+    return (
+        user_cache()
+        / hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
+    )
 
 
-_copied: dict[tuple[str, Path], str] = {}  # by this process: URLs without versions, and where their copies are
+# by this process: URLs without versions, and where their copies are
+_copied: dict[tuple[str, Path], str] = {}
 _copying = threading.Lock()
 
 
@@ -82,7 +88,10 @@ def _copy_of_no_version(path: str, name: str) -> str:
         if known not in _copied or not os.path.isfile(_copied[known]):
             new = _copy(path, _folder(path, {"process": f"{os.getpid()}-{time.time_ns()}"}) / name)
             with open(new, "rb") as stream:
-                target = _folder(path, {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}) / name
+                target = (
+                    _folder(path, {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()})
+                    / name
+                )
             target.parent.mkdir(exist_ok=True)
             os.replace(new, target)
             shutil.rmtree(new.parent, ignore_errors=True)
@@ -120,13 +129,18 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
     """
     objects = {name: about for name, about in path.listing().items() if name != LEASE}
     if UNFINISHED in objects:
-        raise InputError(f"{path} is half a directory: its upload was stopped; give the command that wrote it again")
+        raise InputError(
+            f"{path} is half a directory: its upload was stopped; give the command that wrote it again"
+        )
     wanted = [name for name in objects if not names or name.startswith(tuple(one for one in names if one.endswith("/")))
               or name in names]  # fmt: skip
     if not wanted:
         raise InputError(f"{path} does not exist or is empty; check the address")
     # Where the listing has no checksums, the size alone would not tell of every change.
-    versions = {name: objects[name] if len(objects[name]) > 1 else _version(str(path / name)) for name in wanted}
+    versions = {
+        name: objects[name] if len(objects[name]) > 1 else _version(str(path / name))
+        for name in wanted
+    }
     folder = _folder(str(path), versions) / path.name
     list(at_once(lambda name: _copy(str(path / name), _inside(folder, name, str(path))), wanted))
     return folder
@@ -135,7 +149,9 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
 def _inside(folder: Path, name: str, url: str) -> Path:
     """Returns the path of a file in a directory. Raises: InputError if its name leads out of the directory."""
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{url} names a file {name!r} outside its directory; it is not what it seems: do not use it")
+        raise InputError(
+            f"{url} names a file {name!r} outside its directory; it is not what it seems: do not use it"
+        )
     return folder / name
 
 

@@ -15,9 +15,18 @@ import numpy as np
 
 from bert_jax.errors import InputError, StoppedError, one_line
 from bert_jax.storage.locks import writing
-from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, scratch, to_place, upload_directory
+from bert_jax.storage.places import (
+    AnyPath,
+    Place,
+    RemotePath,
+    is_taken,
+    scratch,
+    to_place,
+    upload_directory,
+)
 
-WRITTEN_LAST = ("manifest.json", "checksums.json")  # complete a directory: of a data set, of a model
+# complete a directory: of a data set, of a model
+WRITTEN_LAST = ("manifest.json", "checksums.json")
 
 
 @contextlib.contextmanager
@@ -52,7 +61,9 @@ def atomic_path(path: AnyPath, durable: bool = True) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path: False) -> Iterator[Path]:
+def new_directory(
+    path: AnyPath, replaces: Callable[[Place], bool] = lambda path: False
+) -> Iterator[Path]:
     """Yields an empty directory with a temporary name beside `path`; renamed to `path` if the block ends well.
 
     So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands
@@ -82,13 +93,15 @@ def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path
                 if left_over.fullmatch(other.name):  # of a command that was killed
                     shutil.rmtree(other, ignore_errors=True)
             try:
-                if old.exists() and not os.path.lexists(path):  # a kill between the two renames below
+                # a kill between the two renames below
+                if old.exists() and not os.path.lexists(path):
                     old.rename(path)
                 remove(old)
                 temporary.mkdir()
                 yield temporary
                 for written in (*temporary.rglob("*"), temporary):
-                    sync(written)  # before the name: if the power fails, the directory is whole or not there
+                    # before the name: if the power fails, the directory is whole or not there
+                    sync(written)
                 _check_free(path, replaces)  # again: not every program asks for the lock
                 if os.path.lexists(path) and replaces(path):
                     path.rename(old)
@@ -143,7 +156,9 @@ def check_file(path: AnyPath, *inputs: AnyPath) -> None:
     place = to_place(path)
     try:
         if isinstance(place, Path) and place.is_dir():
-            raise InputError(f"output {path} is a directory; name a file, such as {place / 'output.json'}")
+            raise InputError(
+                f"output {path} is a directory; name a file, such as {place / 'output.json'}"
+            )
         if any(_is_same(to_place(given), place) for given in inputs):
             raise InputError(f"output {path} is the input too; name another file")
         if not isinstance(place, Path):
@@ -172,7 +187,9 @@ def check_space(directory: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < num_bytes:
         sizes = f"it takes {num_bytes / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
-        raise StoppedError(f"cannot write {directory}: {sizes}; free some space or choose another place")
+        raise StoppedError(
+            f"cannot write {directory}: {sizes}; free some space or choose another place"
+        )
 
 
 def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
@@ -186,9 +203,13 @@ def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
         if above := [parent for parent in place.parents if parent.is_file()]:
             return StoppedError(f"cannot write {path}: {above[0]} is a file; correct the path")
     if number in (errno.EEXIST, errno.ENOTEMPTY):
-        return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")
+        return StoppedError(
+            f"cannot write {path}: something else has made it meanwhile; choose another place"
+        )
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoppedError(f"cannot write {path}: {reason}; check its permissions or choose another place")
+        return StoppedError(
+            f"cannot write {path}: {reason}; check its permissions or choose another place"
+        )
     if number in (errno.ENOENT, errno.ENOTDIR):
         return StoppedError(f"cannot write {path}: {reason}; correct the path")
     return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
@@ -197,7 +218,9 @@ def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
 def write_json(path: AnyPath, value: object, durable: bool = True) -> None:
     """Writes `value` as indented JSON with sorted keys, whole or not at all; `durable` as in `atomic_path`."""
     with atomic_path(path, durable) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def write_array(path: AnyPath, array: np.ndarray, durable: bool = True) -> None:

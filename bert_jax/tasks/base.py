@@ -29,7 +29,8 @@ def largest_type(rows: Sequence[Row]) -> int:
     return max((int(row.type_ids.max(initial=0)) for row in rows), default=0)
 
 
-CUT, CUT_WORDS, CUT_QUESTIONS = "truncated", "words truncated", "questions truncated"  # counts of what was cut
+# counts of what was cut
+CUT, CUT_WORDS, CUT_QUESTIONS = "truncated", "words truncated", "questions truncated"
 
 
 class Rows(NamedTuple):
@@ -52,7 +53,9 @@ def choose_metric(config: TaskConfig, metrics: Iterable[str]) -> str:
     """Returns the metric of the settings, or else the first. Raises: InputError if it is not one of `metrics`."""
     known = tuple(dict.fromkeys(metrics))
     if config.metric and config.metric not in known:
-        raise InputError(f"task.metric {config.metric!r} is not one of {', '.join(known)}, those of {config.name}")
+        raise InputError(
+            f"task.metric {config.metric!r} is not one of {', '.join(known)}, those of {config.name}"
+        )
     return config.metric or known[0]
 
 
@@ -74,7 +77,8 @@ class Task(abc.ABC):
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         self.config = config  # with `labels` it suffices to make the task again
-        self.labels = tuple(labels)  # of the classes, in the order of the logits; () for a regression and for spans
+        # of the classes, in the order of the logits; () for a regression and for spans
+        self.labels = tuple(labels)
 
     @abc.abstractmethod
     def read(self, source: str, split: str) -> list[Example]:
@@ -99,7 +103,9 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def score(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
         """Returns the metrics of predictions for examples with labels."""
 
     def show(self, prediction: Prediction) -> dict[str, object]:
@@ -108,7 +114,11 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def write(
-        self, directory: Place, split: str, examples: Sequence[Example], predictions: Sequence[Prediction]
+        self,
+        directory: Place,
+        split: str,
+        examples: Sequence[Example],
+        predictions: Sequence[Prediction],
     ) -> None:
         """Writes the predictions of a split in the official format."""
 

@@ -20,7 +20,8 @@ from bert_jax.tasks.multilabel import MultilabelTask
 from bert_jax.tasks.ner import NerTask
 from bert_jax.tasks.squad.task import SquadTask
 
-MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]  # settings, labels of a model or () -> its task
+# settings, labels of a model or () -> its task
+MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]
 
 _TASKS: dict[str, MakeTask] = {
     **dict.fromkeys(GLUE, glue_task),
@@ -53,20 +54,30 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
     is not a `Task` or `Head`.
     """
     if missing := sorted(getattr(own.task, "__abstractmethods__", ())):
-        raise InputError(f"the task {getattr(own.task, '__name__', '')} has no {', '.join(missing)}; write it")
+        raise InputError(
+            f"the task {getattr(own.task, '__name__', '')} has no {', '.join(missing)}; write it"
+        )
     task = (own.task or _make_task)(config, tuple(labels))
     if not isinstance(task, Task):
-        raise InputError(f"get_task returned {task!r:.60}, not a Task; return an instance of your class")
+        raise InputError(
+            f"get_task returned {task!r:.60}, not a Task; return an instance of your class"
+        )
     head = own.head if own.head is not None else task.head
     if not isinstance(head, Head):
-        raise InputError(f"head {head!r:.60} is not a Head; give an instance of one, such as MyHead()")
+        raise InputError(
+            f"head {head!r:.60} is not a Head; give an instance of one, such as MyHead()"
+        )
     if head.name in HEADS and head != HEADS[head.name]:
-        raise InputError(f"an own head has the name {head.name}, which is one of bert_jax's; give it another")
+        raise InputError(
+            f"an own head has the name {head.name}, which is one of bert_jax's; give it another"
+        )
     task.head = probed(head, config.probe) if config.probe.features else head.as_set(config)
     return task
 
 
 def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
     if config.name not in NAMES:
-        raise InputError(f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)}")
+        raise InputError(
+            f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)}"
+        )
     return _TASKS[config.name](config, labels)

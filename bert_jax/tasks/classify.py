@@ -29,8 +29,26 @@ from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
 from bert_jax.text.tokenizer import Tokenizer
 
 # Usual column names in lower case; the first one present is used.
-CLASS_COLUMNS = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
-_NUMBERS = ("score", "label", "similarity_score", "relatedness_score", "similarity", "rating", "value", "target")
+CLASS_COLUMNS = (
+    "label",
+    "gold_label",
+    "labels",
+    "class",
+    "category",
+    "target",
+    "entailment_judgment",
+    "sentiment",
+)
+_NUMBERS = (
+    "score",
+    "label",
+    "similarity_score",
+    "relatedness_score",
+    "similarity",
+    "rating",
+    "value",
+    "target",
+)
 
 
 class TextTask(Task):
@@ -43,13 +61,22 @@ class TextTask(Task):
 
     def settle(self, examples: Sequence[ClassifyExample]) -> TaskConfig:
         """Returns the settings with `num_texts` set."""
-        return dataclasses.replace(self.config, num_texts=1 if examples[0].second_text is None else 2)
+        return dataclasses.replace(
+            self.config, num_texts=1 if examples[0].second_text is None else 2
+        )
 
     def write(
-        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Prediction]
+        self,
+        directory: Place,
+        split: str,
+        examples: Sequence[ClassifyExample],
+        predictions: Sequence[Prediction],
     ) -> None:
         """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
-        ids, values = [example.id for example in examples], [self.value_of(prediction) for prediction in predictions]
+        ids, values = (
+            [example.id for example in examples],
+            [self.value_of(prediction) for prediction in predictions],
+        )
         texts.write_predictions(directory / f"{split}.tsv", ids, values)
 
     @abc.abstractmethod
@@ -62,11 +89,16 @@ class ClassesTask(Task):
 
     classes: Classes
 
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
+    ) -> Rows:
         return texts.make_class_rows(self.config, self.classes, examples, tokenizer, training)
 
     def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+        self,
+        examples: Sequence[ClassifyExample],
+        rows: Sequence[Row],
+        outputs: Sequence[np.ndarray],
     ) -> list[texts.Classified]:
         return texts.decode_classes(self.labels, outputs)
 
@@ -76,15 +108,22 @@ class NumbersTask(Task):
 
     activation: str = ""  # which outputs pass through
 
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
+    ) -> Rows:
         return texts.make_rows(self.config, number_of, examples, tokenizer, training)
 
     def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+        self,
+        examples: Sequence[ClassifyExample],
+        rows: Sequence[Row],
+        outputs: Sequence[np.ndarray],
     ) -> list[texts.Scored]:
         return texts.decode_numbers(self.activation, outputs)
 
-    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]
+    ) -> dict[str, float]:
         return texts.score_numbers(examples, predictions)
 
 
@@ -109,9 +148,13 @@ class ClassificationTask(ClassesTask, TextTask):
     def find_labels(self, examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
         return self.labels or find_labels(examples)
 
-    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]
+    ) -> dict[str, float]:
         if self.metric not in RANKING_METRICS:
-            return texts.score_classes(dict.fromkeys(("accuracy", self.metric)), self.classes, examples, predictions)
+            return texts.score_classes(
+                dict.fromkeys(("accuracy", self.metric)), self.classes, examples, predictions
+            )
         # By the probability of the last class, which is the relevant one.
         relevant = len(self.labels) - 1
         grades = [float(self.classes.of(example) == relevant) for example in examples]
@@ -135,18 +178,24 @@ class RegressionTask(NumbersTask, TextTask):
     def read(self, source: str, split: str) -> list[ClassifyExample]:
         return read_texts(self.config, _NUMBERS, label_number, "", source, split)
 
-    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]
+    ) -> dict[str, float]:
         metrics = super().score(examples, predictions)
         if self.metric not in RANKING_METRICS:
             return metrics
         grades = [number_of(example) or 0.0 for example in examples]
-        return metrics | _ranking(examples, grades, [prediction.value for prediction in predictions])
+        return metrics | _ranking(
+            examples, grades, [prediction.value for prediction in predictions]
+        )
 
     def value_of(self, prediction: texts.Scored) -> float:
         return prediction.value
 
 
-def _ranking(examples: Sequence[ClassifyExample], grades: Sequence[float], values: Sequence[float]) -> dict[str, float]:
+def _ranking(
+    examples: Sequence[ClassifyExample], grades: Sequence[float], values: Sequence[float]
+) -> dict[str, float]:
     """Returns ranking metrics: the second texts of each first text are ranked by value.
 
     Of equal values, the less relevant come first.
@@ -155,4 +204,6 @@ def _ranking(examples: Sequence[ClassifyExample], grades: Sequence[float], value
     for example, grade, value in zip(examples, grades, values):
         candidates.setdefault(example.text, []).append((-value, grade))
     rankings = [[grade for _, grade in sorted(scored)] for scored in candidates.values()]
-    return ranking_scores(rankings, [[grade for grade in ranking if grade > 0] for ranking in rankings])
+    return ranking_scores(
+        rankings, [[grade for grade in ranking if grade > 0] for ranking in rankings]
+    )

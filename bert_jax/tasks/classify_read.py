@@ -25,16 +25,22 @@ _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "
           ("question", "sentence"), ("question", "passage"))  # fmt: skip
 _TEXTS = ("text", "sentence", "content", "review", "question", "comment", "comment_text", "body",
           "document")  # fmt: skip
-_FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))  # of a text alone, or of one whose second is named
+# of a text alone, or of one whose second is named
+_FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))
 _IDS = ("index", "idx", "id", "guid", "pair_id")
-_HOT = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}  # whether a label holds
+# whether a label holds
+_HOT = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
 def labels_of(config: TaskConfig) -> tuple[str, ...]:
     """Returns the labels of the settings. Raises: InputError if they are not two or more different names."""
-    labels = tuple(label.strip() for label in config.labels.split(",")) if config.labels.strip() else ()
+    labels = (
+        tuple(label.strip() for label in config.labels.split(",")) if config.labels.strip() else ()
+    )
     if labels and (len(set(labels)) != len(labels) or not all(labels) or len(labels) < 2):
-        raise InputError(f"task.labels {config.labels!r} are not two or more different names; write them with commas")
+        raise InputError(
+            f"task.labels {config.labels!r} are not two or more different names; write them with commas"
+        )
     return labels
 
 
@@ -86,15 +92,26 @@ def read_texts(
     each_label = () if config.label_column else labels_of(config)
     each_label = each_label if set(each_label) <= {*table.columns} else ()
     if not label and not each_label and split != "test":
-        hot = [name for name in table.columns if all(_is_hot(record.get(name)) is not None for record in table.records)]
-        several = f" (or task.labels, to those with a 0 or 1 a label: {','.join(hot)[:200]})" if len(hot) > 1 else ""
+        hot = [
+            name
+            for name in table.columns
+            if all(_is_hot(record.get(name)) is not None for record in table.records)
+        ]
+        several = (
+            f" (or task.labels, to those with a 0 or 1 a label: {','.join(hot)[:200]})"
+            if len(hot) > 1
+            else ""
+        )
         wanted = f"{config.label_column or ' or '.join(usual_labels[:3])!r} of labels{several}"
         raise no_column(path, wanted, table.columns)
     if label and label in (text, second):
-        raise InputError(f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column")
+        raise InputError(
+            f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column"
+        )
     number = find_column(_IDS, table.columns)
     classes = classes_in(path)
-    may_disagree = label.lower() == "gold_label"  # in SNLI's own files; on the hub it is a class with the number -1
+    # in SNLI's own files; on the hub it is a class with the number -1
+    may_disagree = label.lower() == "gold_label"
 
     def is_agreed(record: Record) -> bool:
         value = record.get(label)
@@ -121,7 +138,10 @@ def read_texts(
             )
             for position, record in enumerate(records)
         ),
-        {"skipped: too few columns": table.skipped, "skipped: no agreed label": len(table.records) - len(records)},
+        {
+            "skipped: too few columns": table.skipped,
+            "skipped: no agreed label": len(table.records) - len(records),
+        },
         (text, second, *(each_label or (label,))),
     )
     if split != "test":
@@ -141,7 +161,9 @@ def _shares_of(names: Sequence[str], record: Record) -> dict[str, float] | None:
     if all(share in (None, -1) for share in shares.values()):
         return None
     if missing := next((name for name, share in shares.items() if share is None), ""):
-        raise InputError(f"{record.where} has nothing in column {missing!r} of task.labels; write 0 or 1")
+        raise InputError(
+            f"{record.where} has nothing in column {missing!r} of task.labels; write 0 or 1"
+        )
     return {name: share for name, share in shares.items() if share is not None}
 
 
@@ -156,7 +178,9 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tupl
         if name and name not in columns:
             raise no_column(path, repr(name), columns)
     if config.text_column and config.text_column == config.second_text_column:
-        raise InputError(f"{path}: column {config.text_column!r} would be both texts; name two columns")
+        raise InputError(
+            f"{path}: column {config.text_column!r} would be both texts; name two columns"
+        )
     if config.text_column:
         return config.text_column, config.second_text_column
     if not config.second_text_column:
@@ -164,12 +188,18 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tupl
             both = [find_column((name,), columns) for name in pair]
             if all(both):
                 return both[0], both[1]
-    if not (text_column := find_column(_FIRSTS, [name for name in columns if name != config.second_text_column])):
+    if not (
+        text_column := find_column(
+            _FIRSTS, [name for name in columns if name != config.second_text_column]
+        )
+    ):
         raise no_column(path, "with a usual name for text", columns)
     return text_column, config.second_text_column
 
 
-def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:
+def parse_texts(
+    columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str
+) -> ClassifyExample:
     """Returns the example of a user's input: a text, two texts in a list or separated by a tab, or an object.
 
     Args:
@@ -190,7 +220,9 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
         else:
             fitting = (names for names in columns if pair is None or bool(names[1]) == pair)
             wanted = " and ".join(repr(name) for name in next(fitting, columns[0]) if name)
-            raise InputError(f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}")
+            raise InputError(
+                f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}"
+            )
     elif isinstance(value, (list, tuple)):
         parts = list(value)
     elif isinstance(value, str) and pair is not False and value.count("\t") == 1:
@@ -198,6 +230,8 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
     if len(parts) not in (1, 2) or not all(isinstance(text, str) for text in parts):
         raise InputError(f"{where}: {value!r:.60} is not a text, nor two of them; give strings")
     if pair is not None and len(parts) != 1 + pair:
-        wanted = "two texts: write them with a tab between them" if pair else "one text, and no second"
+        wanted = (
+            "two texts: write them with a tab between them" if pair else "one text, and no second"
+        )
         raise InputError(f"{where}: {value!r:.60} has {len(parts)}; the task wants {wanted}")
     return ClassifyExample(parts[0], parts[1] if len(parts) == 2 else None, None, 0, where)

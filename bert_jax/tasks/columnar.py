@@ -60,7 +60,10 @@ def read_parquet(place: str) -> list[Record]:
     records = []
     for source in files.expand_globs(place):
         rows = parquet.read_rows(urls.local_copy(source), source)
-        records += [Record(row, f"{source}, row {number} (the first is 0)") for number, row in enumerate(rows)]
+        records += [
+            Record(row, f"{source}, row {number} (the first is 0)")
+            for number, row in enumerate(rows)
+        ]
     return records
 
 
@@ -74,14 +77,23 @@ def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
         classes = parquet.read_classes(urls.local_copy(first), first)
         for source in others:
             if parquet.read_classes(urls.local_copy(source), source) != classes:
-                raise InputError(f"{source} has other names of classes than {first}; write both with the same features")
+                raise InputError(
+                    f"{source} has other names of classes than {first}; write both with the same features"
+                )
         return classes
     if not is_tfds(place):
         return {}
     builder, _, _ = tfds_text.open_builder(place)
     with tfds_text.tfds_errors(place):
-        features = {name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()}  # of a list
-        return {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
+        # of a list
+        features = {
+            name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()
+        }
+        return {
+            name: tuple(kind.names)
+            for name, kind in features.items()
+            if getattr(kind, "names", None)
+        }
 
 
 def parted(place: str) -> tuple[str, str]:

@@ -40,12 +40,16 @@ class Data(NamedTuple):
     test: list[Split]
 
 
-def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Example], training: bool = False) -> Split:
+def make_split(
+    task: Task, tokenizer: Tokenizer, name: str, examples: list[Example], training: bool = False
+) -> Split:
     """Returns the examples with their rows. Raises: TextError, with its place, if the tokenizer fails on a text."""
     try:
         made = task.make_rows(examples, tokenizer, training)
     except TextError as error:
-        places = [getattr(example, "where", "") for example in examples if _holds(example, error.text)]
+        places = [
+            getattr(example, "where", "") for example in examples if _holds(example, error.text)
+        ]
         raise error.at(next(filter(None, places), name)) from None
     return Split(name, examples, made.rows, made.counts)
 
@@ -64,11 +68,17 @@ class Inference(NamedTuple):
     pack: str  # see `inference_layouts`
     one_shape: bool  # see `inference_layouts`
     ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
-    run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
+    # losses, {} without labels, and logits
+    run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]
 
 
 def make_inference(
-    model: ModelConfig, task: Task, mesh: Mesh, params: Params, pack: str = "auto", one_shape: bool = False
+    model: ModelConfig,
+    task: Task,
+    mesh: Mesh,
+    params: Params,
+    pack: str = "auto",
+    one_shape: bool = False,
 ) -> Inference:
     """Returns the compiled model of a task, with outputs replicated on every host.
 
@@ -80,7 +90,9 @@ def make_inference(
 
     def infer(params: Params, batch: Batch) -> tuple[dict[str, Pair], jax.Array]:
         logits = forward(model, params, batch, head, None, num_outputs)
-        return {} if batch.labels is None else head.losses(logits, batch, head.weights(batch)), logits
+        return {} if batch.labels is None else head.losses(
+            logits, batch, head.weights(batch)
+        ), logits
 
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or head.all_layers:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
@@ -132,7 +144,9 @@ def _compute_split(
     for layout, (losses, logits) in computed(layouts, compute):
         finished()
         for numbers, row_logits in zip(layout.bins, logits):  # rows beyond the bins are empty
-            unpadded = unpadded_outputs([split.rows[number] for number in numbers], row_logits, task.head)
+            unpadded = unpadded_outputs(
+                [split.rows[number] for number in numbers], row_logits, task.head
+            )
             for number, output in zip(numbers, unpadded, strict=True):
                 outputs[number] = output
         for name, (total, weight) in losses.items():
@@ -170,7 +184,9 @@ def evaluate(
     return metrics, task
 
 
-def _decode(task: Task, split: Split, outputs: Sequence[np.ndarray], tunes: bool) -> tuple[Task, list[Prediction]]:
+def _decode(
+    task: Task, split: Split, outputs: Sequence[np.ndarray], tunes: bool
+) -> tuple[Task, list[Prediction]]:
     """Returns the predictions of a split and the task, whose settings they tune if `tunes`."""
     predictions = task.decode(split.examples, split.rows, outputs)
     settings = task.tune(split.examples, predictions) if tunes else task.config
@@ -186,11 +202,15 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[s
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
     Settings are tuned as in `evaluate`.
     """
-    constant = task.head.constant([row.label for row in train.rows if row.label is not None], task.num_outputs)
+    constant = task.head.constant(
+        [row.label for row in train.rows if row.label is not None], task.num_outputs
+    )
     metrics: dict[str, float] = {}
     for split in splits:
         tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
-        outputs = [unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)]
+        outputs = [
+            unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)
+        ]
         task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics

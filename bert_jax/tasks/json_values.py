@@ -32,4 +32,6 @@ def check_characters(text: str, value: object, where: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(f"{where} holds half of a character ({error.reason}); correct the text") from None
+        raise InputError(
+            f"{where} holds half of a character ({error.reason}); correct the text"
+        ) from None

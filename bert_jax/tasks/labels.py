@@ -28,7 +28,8 @@ _MOST = float(np.finfo(np.float32).max)  # of a label that is a number
 UNAGREED = "-"  # annotators of NLI did not agree
 HIDDEN = "-1"  # how data sets mark a label that they withhold
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
-_WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)  # as pandas writes lists into CSV
+# as pandas writes lists into CSV
+_WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)
 _WRITTEN_OBJECT = re.compile(r"""\{.*['"]\s*:.*\}""", re.DOTALL)
 
 
@@ -37,20 +38,28 @@ def label_name(value: object, where: str) -> str | None:
     if value is None or isinstance(value, str):
         name = (value or "").strip()
         if _WRITTEN_OBJECT.fullmatch(name):
-            raise InputError(f"{where}: label {name!r:.60} is an object as text; give JSON lines or Parquet")
+            raise InputError(
+                f"{where}: label {name!r:.60} is an object as text; give JSON lines or Parquet"
+            )
         return name or None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"{where}: label {value!r:.60} is not a name or a finite number; write one, and not several")
+        raise InputError(
+            f"{where}: label {value!r:.60} is not a name or a finite number; write one, and not several"
+        )
     return str(value)
 
 
 def class_of(value: object, where: str) -> str | dict[str, float] | None:
     """Returns a class as text, or the probability of each class; None if it is missing. Raises: as `label_name`."""
-    return read_labels("", value, where) or None if isinstance(value, Mapping) else label_name(value, where)
+    return (
+        read_labels("", value, where) or None
+        if isinstance(value, Mapping)
+        else label_name(value, where)
+    )
 
 
 def read_labels(separator: str, value: object, where: str) -> dict[str, float] | None:
@@ -62,12 +71,26 @@ def read_labels(separator: str, value: object, where: str) -> dict[str, float] |
         return None
     if isinstance(value, Mapping):
         given = {str(name).strip(): share for name, share in value.items() if share is not None}
-        if all(isinstance(share, (bool, int, float)) and 0 <= share <= 1 for share in given.values()):
+        if all(
+            isinstance(share, (bool, int, float)) and 0 <= share <= 1 for share in given.values()
+        ):
             return {name: float(share) for name, share in given.items()}
-        raise InputError(f"{where}: labels {value!r:.60} are not probabilities from 0 to 1; give such, or a list")
-    parts = value.split(separator) if isinstance(value, str) else value if isinstance(value, list) else [value]
+        raise InputError(
+            f"{where}: labels {value!r:.60} are not probabilities from 0 to 1; give such, or a list"
+        )
+    parts = (
+        value.split(separator)
+        if isinstance(value, str)
+        else value
+        if isinstance(value, list)
+        else [value]
+    )
     names = [name for part in parts if (name := label_name(part, where)) is not None]
-    twice = [name for name in names if (_NUMBER.fullmatch(name) or name in ("true", "false")) and names.count(name) > 1]
+    twice = [
+        name
+        for name in names
+        if (_NUMBER.fullmatch(name) or name in ("true", "false")) and names.count(name) > 1
+    ]
     if twice or (isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip())):
         raise InputError(
             f"{where}: labels {value!r:.60} are a list as Python writes it, or a 0 or 1 a label; give names with "
@@ -81,18 +104,26 @@ def label_number(value: object, where: str) -> float | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
-        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
+        number = (
+            float(value)
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+            else math.nan
+        )
     except (ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= _MOST:
-        raise InputError(f"{where}: label {value!r:.60} is not a finite number; for names use the task classification")
+        raise InputError(
+            f"{where}: label {value!r:.60} is not a finite number; for names use the task classification"
+        )
     return number
 
 
 def check_labelled(examples: Sequence[Any]) -> None:
     """Raises: InputError if an example has no label."""
     if missing := next((example for example in examples if example.label is None), None):
-        raise InputError(f"{missing.where} has no label; training and dev examples need one: correct or remove it")
+        raise InputError(
+            f"{missing.where} has no label; training and dev examples need one: correct or remove it"
+        )
 
 
 def as_number(label: str) -> str | Decimal:
@@ -107,17 +138,23 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     """
     spelled: dict[str | Decimal, list[str]] = {}
     given = [example.label for example in examples if example.label is not None]
-    names = [name for label in given for name in (label if isinstance(label, Mapping) else (str(label),))]
+    names = [
+        name for label in given for name in (label if isinstance(label, Mapping) else (str(label),))
+    ]
     for label in dict.fromkeys(names):
         spelled.setdefault(as_number(label), []).append(label)
-    classes = [min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()]
+    classes = [
+        min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()
+    ]
     if len(classes) < 2:
         where = examples[0].where if examples else "the training data"
         only = ", ".join(map(repr, classes))[:80] or "none"
         raise InputError(f"{where}: all examples have the label {only}; there must be two or more")
     if len(examples) >= 20 and 2 * len(classes) > len(examples):
         many = f"{len(examples)} examples have {len(classes)} different labels, such as {classes[0][:40]!r}"
-        raise InputError(f"{examples[0].where}: {many}; check task.label_column (numbers are for the task regression)")
+        raise InputError(
+            f"{examples[0].where}: {many}; check task.label_column (numbers are for the task regression)"
+        )
     return tuple(sorted(classes, key=int if all(map(_is_integer, classes)) else None))
 
 
@@ -132,7 +169,8 @@ class Classes:
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.numbers = numbers
         self.count = len(set(numbers.values()))
-        self._equal: dict[str | Decimal, int | None] = {}  # None if two classes are equal as numbers
+        # None if two classes are equal as numbers
+        self._equal: dict[str | Decimal, int | None] = {}
         for name, number in numbers.items():
             key = as_number(name)
             self._equal[key] = number if self._equal.get(key, number) == number else None
@@ -157,23 +195,32 @@ class Classes:
         for name, share in label.items():
             shares[self._number(example._replace(label=name))] += share
         if not abs(total - 1) < 1e-3:
-            raise InputError(f"{example.where}: the probabilities of its label add up to {total:.4g}; make it 1")
+            raise InputError(
+                f"{example.where}: the probabilities of its label add up to {total:.4g}; make it 1"
+            )
         return (shares / total * (1 - smoothing) + smoothing / self.count).astype(np.float32)
 
     def _number(self, example: ClassifyExample) -> int:
         if (number := self.find(str(example.label))) is None:
-            known = sorted(self.numbers, key=lambda label: (_is_integer(label), self.numbers[label]))
+            known = sorted(
+                self.numbers, key=lambda label: (_is_integer(label), self.numbers[label])
+            )
             names = ", ".join(map(repr, known[:20]))
-            raise InputError(f"{example.where}: label {example.label!r:.60} is not one of {names}; or set task.labels")
+            raise InputError(
+                f"{example.where}: label {example.label!r:.60} is not one of {names}; or set task.labels"
+            )
         return number
 
     def respelled(self, labels: Iterable[object]) -> dict[str, int]:
         """Returns counts of the labels that are spelled differently from their classes, for the log."""
-        others = Counter(str(label) for label in labels if isinstance(label, str) and label not in self.numbers)
+        others = Counter(
+            str(label) for label in labels if isinstance(label, str) and label not in self.numbers
+        )
         names = {number: name for name, number in reversed(list(self.numbers.items()))}
         matches = {label: number for label in others if (number := self.find(label)) is not None}
         return {
-            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label] for label, number in matches.items()
+            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label]
+            for label, number in matches.items()
         }
 
 

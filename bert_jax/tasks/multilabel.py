@@ -43,7 +43,9 @@ class MultilabelTask(TextTask):
         self.metric = choose_metric(config, METRICS)
         self.thresholds = numbers_of(config.thresholds, "task.thresholds")
         if self.thresholds and self.labels and len(self.thresholds) != len(self.labels):
-            raise InputError(f"task.thresholds has {len(self.thresholds)} numbers for {len(self.labels)} labels")
+            raise InputError(
+                f"task.thresholds has {len(self.thresholds)} numbers for {len(self.labels)} labels"
+            )
 
     def read(self, source: str, split: str) -> list[ClassifyExample]:
         return read_texts(self.config, _LABELS, self._read_labels, "", source, split)
@@ -54,7 +56,11 @@ class MultilabelTask(TextTask):
         Raises: InputError as `read_labels`.
         """
         names = labels_of(self.config)
-        is_hot = isinstance(value, list) and len(value) == len(names) and all(share in (0, 1) for share in value)
+        is_hot = (
+            isinstance(value, list)
+            and len(value) == len(names)
+            and all(share in (0, 1) for share in value)
+        )
         if isinstance(value, list) and is_hot and not {"0", "1", "true", "false"} & {*names}:
             return {name: float(share) for name, share in zip(names, value)}
         return read_labels(self.config.label_separator, value, where)
@@ -66,17 +72,25 @@ class MultilabelTask(TextTask):
         given = sum(len(example.label or ()) for example in examples)
         if names in (["0", "1"], ["false", "true"]) and given == 2 * len(examples):
             both = f"the labels {names[0]} and {names[1]}, as a 0 or 1 for each of two labels"
-            raise InputError(f"{examples[0].where}: all examples have {both}; set task.labels to their names in order")
+            raise InputError(
+                f"{examples[0].where}: all examples have {both}; set task.labels to their names in order"
+            )
         if not names or 2 * len(names) > max(given, 40):
             fix = "check task.label_column and task.label_separator, or set task.labels"
-            raise InputError(f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; {fix}")
+            raise InputError(
+                f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; {fix}"
+            )
         for name, sign in itertools.product(names, ";|\t"):
             if sign in name and {part.strip() for part in name.split(sign)} <= {*names}:
                 where = next(example.where for example in examples if name in (example.label or ()))
-                raise InputError(f"{where}: label {name!r:.60} is several; set task.label_separator to {sign!r}")
+                raise InputError(
+                    f"{where}: label {name!r:.60} is several; set task.label_separator to {sign!r}"
+                )
         return tuple(names)
 
-    def make_rows(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
+    ) -> Rows:
         return make_rows(self.config, self._target, examples, tokenizer, training)
 
     def _target(self, example: ClassifyExample) -> np.ndarray | None:
@@ -85,11 +99,16 @@ class MultilabelTask(TextTask):
             return None
         if unknown := sorted(set(example.label) - set(self.labels)):
             known = ", ".join(map(repr, self.labels[:20]))
-            raise InputError(f"{example.where}: label {unknown[0]!r:.60} is not one of {known}; or set task.labels")
+            raise InputError(
+                f"{example.where}: label {unknown[0]!r:.60} is not one of {known}; or set task.labels"
+            )
         return np.array([example.label.get(name, 0.0) for name in self.labels], np.float32)
 
     def decode(
-        self, examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+        self,
+        examples: Sequence[ClassifyExample],
+        rows: Sequence[Row],
+        outputs: Sequence[np.ndarray],
     ) -> list[Labelled]:
         """Returns the labels of each example, which has one row, whose probability reaches their threshold."""
         thresholds = self.thresholds or (0.5,) * len(self.labels)
@@ -107,23 +126,39 @@ class MultilabelTask(TextTask):
         return np.array(targets).reshape(-1, len(self.labels)) > 0.5
 
     def _shares(self, predictions: Sequence[Labelled]) -> np.ndarray:
-        shares = [[prediction.probabilities[name] for name in self.labels] for prediction in predictions]
+        shares = [
+            [prediction.probabilities[name] for name in self.labels] for prediction in predictions
+        ]
         return np.array(shares).reshape(-1, len(self.labels))
 
-    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
+    ) -> dict[str, float]:
         """Returns the metrics, and the F1 of each label, as in scikit-learn, with 0 where they are not defined."""
         labels, truth = self.labels, self._truth(examples)
-        predicted = np.array([[name in pred.labels for name in labels] for pred in predictions]).reshape(truth.shape)
-        right, num_predicted, num_true = (mask.sum(axis=0) for mask in (truth & predicted, predicted, truth))
-        label_f1 = [scores.precision_recall_f1(*map(int, counts))[2] for counts in zip(right, num_predicted, num_true)]
+        predicted = np.array(
+            [[name in pred.labels for name in labels] for pred in predictions]
+        ).reshape(truth.shape)
+        right, num_predicted, num_true = (
+            mask.sum(axis=0) for mask in (truth & predicted, predicted, truth)
+        )
+        label_f1 = [
+            scores.precision_recall_f1(*map(int, counts))[2]
+            for counts in zip(right, num_predicted, num_true)
+        ]
         shares = self._shares(predictions)
-        precisions = [scores.average_precision(truth[:, index], shares[:, index]) for index in range(len(labels))]
+        precisions = [
+            scores.average_precision(truth[:, index], shares[:, index])
+            for index in range(len(labels))
+        ]
         totals = (int(counts.sum()) for counts in (right, num_predicted, num_true))
         return {
             "micro_f1": scores.precision_recall_f1(*totals)[2],
             "macro_f1": float(np.mean(label_f1)),
             "mean_average_precision": float(np.mean(precisions)),
-            "subset_accuracy": float(np.mean((truth == predicted).all(axis=1))) if len(truth) else 0.0,
+            "subset_accuracy": float(np.mean((truth == predicted).all(axis=1)))
+            if len(truth)
+            else 0.0,
             **{f"f1_{name}": value for name, value in zip(labels, label_f1)},
         }
 
@@ -133,7 +168,9 @@ class MultilabelTask(TextTask):
     def value_of(self, prediction: Labelled) -> str:
         return self.config.label_separator.join(prediction.labels)
 
-    def tune(self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]) -> TaskConfig:
+    def tune(
+        self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
+    ) -> TaskConfig:
         """Returns the settings with the threshold of each label that gives the best F1, unless they have thresholds.
 
         It is 0.5 for labels without examples.
@@ -141,8 +178,11 @@ class MultilabelTask(TextTask):
         if self.thresholds:
             return self.config
         truth, shares = self._truth(examples), self._shares(predictions)
-        chosen = [_best_threshold(truth[:, index], shares[:, index]) for index in range(len(self.labels))]
-        return dataclasses.replace(self.config, thresholds=",".join(map(repr, chosen)))  # 6 digits may round to 1
+        chosen = [
+            _best_threshold(truth[:, index], shares[:, index]) for index in range(len(self.labels))
+        ]
+        # 6 digits may round to 1
+        return dataclasses.replace(self.config, thresholds=",".join(map(repr, chosen)))
 
 
 def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:

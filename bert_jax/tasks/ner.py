@@ -67,10 +67,16 @@ class NerTask(Task):
         """
         super().__init__(config, [label.strip() for label in labels] or _labels_of(config))
         is_plain = tagging.are_names(self.labels)  # such as parts of speech, used as they are
-        if is_plain is None or (any(map(tagging.is_tag, self.labels)) and OUTSIDE not in self.labels):
-            raise InputError(f"labels {', '.join(self.labels)[:120]} are not O, B-PER, I-PER and the like")
+        if is_plain is None or (
+            any(map(tagging.is_tag, self.labels)) and OUTSIDE not in self.labels
+        ):
+            raise InputError(
+                f"labels {', '.join(self.labels)[:120]} are not O, B-PER, I-PER and the like"
+            )
         self.is_plain = is_plain
-        metrics = ("accuracy", "macro_f1") if is_plain else ("f1", "precision", "recall", "accuracy")
+        metrics = (
+            ("accuracy", "macro_f1") if is_plain else ("f1", "precision", "recall", "accuracy")
+        )
         self.metric = choose_metric(config, metrics if self.labels else (*metrics, "macro_f1"))
         self._numbers = {label: index for index, label in enumerate(self.labels)}
 
@@ -79,15 +85,30 @@ class NerTask(Task):
 
     def parse(self, value: object, where: str) -> NerExample:
         """Returns the example of a text, a list of words, or an object with either."""
-        named = WORD_COLUMNS[0] if self.config.text_column.isdigit() else self.config.text_column or WORD_COLUMNS[0]
+        named = (
+            WORD_COLUMNS[0]
+            if self.config.text_column.isdigit()
+            else self.config.text_column or WORD_COLUMNS[0]
+        )
         if isinstance(value, Mapping):
-            value = next((value[key] for key in (named, *WORD_COLUMNS, "text") if key in value), None)
+            value = next(
+                (value[key] for key in (named, *WORD_COLUMNS, "text") if key in value), None
+            )
         if isinstance(value, str):
             pieces = list(tagging.split_words(value))
-            return NerExample([word for word, _ in pieces], None, None, where, value, [start for _, start in pieces])
+            return NerExample(
+                [word for word, _ in pieces],
+                None,
+                None,
+                where,
+                value,
+                [start for _, start in pieces],
+            )
         if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
             return NerExample(list(value), None, None, where)
-        raise InputError(f'{where}: give a text, a list of words, {{"text": "..."}} or {{"{named}": ["...", "..."]}}')
+        raise InputError(
+            f'{where}: give a text, a list of words, {{"text": "..."}} or {{"{named}": ["...", "..."]}}'
+        )
 
     def find_labels(self, examples: Sequence[NerExample]) -> tuple[str, ...]:
         """Returns O, and B- and I- of each entity type in the data, sorted; or the tags themselves if they are names.
@@ -99,30 +120,44 @@ class NerTask(Task):
         tags = {tag for example in examples for tag in example.tags or ()}
         if not tags - {OUTSIDE}:
             where = examples[0].where if examples else "the training data"
-            raise InputError(f"{where}: no word has a tag other than O; train on data with entities in the last column")
+            raise InputError(
+                f"{where}: no word has a tag other than O; train on data with entities in the last column"
+            )
         if tagging.are_names(tags):
             return tuple(sorted(tags))
         return _tags_of_types(sorted({tag.partition("-")[2] for tag in tags - {OUTSIDE}}))
 
     # Rows
 
-    def make_rows(self, examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self, examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool
+    ) -> Rows:
         """Returns the rows of the sentences: several for a long sentence, none for a sentence without tokens."""
         if self.config.max_seq_length < 3:
-            raise InputError(f"task.max_seq_length {self.config.max_seq_length} is below 3, [CLS] word [SEP]")
+            raise InputError(
+                f"task.max_seq_length {self.config.max_seq_length} is below 3, [CLS] word [SEP]"
+            )
         room = self.config.max_seq_length - 2
         rows: list[Row] = []
-        counts = dict.fromkeys(("words without token", CUT_WORDS, "cut into windows", "skipped: no token"), 0)
+        counts = dict.fromkeys(
+            ("words without token", CUT_WORDS, "cut into windows", "skipped: no token"), 0
+        )
         memo: dict[str, list[int]] = {}
 
         def pieces_of(example: NerExample) -> list[list[int]]:
             if example.text and tokenizer.kind == DescribedPieces.kind:
                 return _pieces_in_text(example, tokenizer)
-            memo.update({word: tokenizer.encode(word) for word in example.words if word not in memo})
+            memo.update(
+                {word: tokenizer.encode(word) for word in example.words if word not in memo}
+            )
             return [memo[word] for word in example.words]
 
         def group(item: tuple[int, NerExample]) -> object:
-            return item[1].document if self.config.document_context and item[1].document is not None else (item[0],)
+            return (
+                item[1].document
+                if self.config.document_context and item[1].document is not None
+                else (item[0],)
+            )
 
         for _, members in itertools.groupby(enumerate(examples), key=group):
             members = list(members)
@@ -141,12 +176,24 @@ class NerTask(Task):
                 for start, end in windows:
                     row = _row(tokenizer, tokens, offsets, start, end, room)
                     words = np.arange(start, end)[np.diff(offsets[start : end + 1]) > 0]
-                    asked = Asked((offsets[words] - row[1] + 1).astype(np.int32), (words - first).astype(np.int32))
+                    asked = Asked(
+                        (offsets[words] - row[1] + 1).astype(np.int32),
+                        (words - first).astype(np.int32),
+                    )
                     target = None
                     if label_ids is not None:
                         target = np.full(len(row[0]), -1, np.int32)
                         target[asked.positions] = label_ids[asked.words]
-                    rows.append(Row(number, row[0], np.zeros(len(row[0]), np.uint8), (len(row[0]),), target, asked))
+                    rows.append(
+                        Row(
+                            number,
+                            row[0],
+                            np.zeros(len(row[0]), np.uint8),
+                            (len(row[0]),),
+                            target,
+                            asked,
+                        )
+                    )
                 first += len(example.words)
         return Rows(rows, {reason: count for reason, count in counts.items() if count})
 
@@ -163,7 +210,9 @@ class NerTask(Task):
         ids = [self._number(tag) for tag in tags]
         if training and -1 in ids:
             unknown = tags[ids.index(-1)]
-            raise InputError(f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(self.labels)[:200]}")
+            raise InputError(
+                f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(self.labels)[:200]}"
+            )
         return np.array(ids, np.int32)
 
     def _number(self, tag: str) -> int:
@@ -186,18 +235,32 @@ class NerTask(Task):
         entities = [[] if self.is_plain else tagging.entities(tags) for tags in decoded]
         return list(map(_tagged, examples, decoded, entities))
 
-    def score(self, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[NerExample], predictions: Sequence[Tagged]
+    ) -> dict[str, float]:
         if missing := next((example for example in examples if example.tags is None), None):
-            raise InputError(f"{missing.where} has no tags; predictions are scored where they are known")
+            raise InputError(
+                f"{missing.where} has no tags; predictions are scored where they are known"
+            )
         truth = [self._in_scheme(example.tags or ()) for example in examples]
-        return tagging.score_tags(truth, [self._in_scheme(prediction.tags) for prediction in predictions])
+        return tagging.score_tags(
+            truth, [self._in_scheme(prediction.tags) for prediction in predictions]
+        )
 
     def show(self, prediction: Tagged) -> dict[str, object]:
-        entities = {} if self.is_plain else {"entities": [entity._asdict() for entity in prediction.entities]}
+        entities = (
+            {}
+            if self.is_plain
+            else {"entities": [entity._asdict() for entity in prediction.entities]}
+        )
         return {**entities, "words": prediction.words, "tags": prediction.tags}
 
     def write(
-        self, directory: Place, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]
+        self,
+        directory: Place,
+        split: str,
+        examples: Sequence[NerExample],
+        predictions: Sequence[Tagged],
     ) -> None:
         """Writes SPLIT.conll: the word, the true tag in IOB2 if it is known, and the predicted tag."""
         sentences = []
@@ -208,7 +271,11 @@ class NerTask(Task):
 
     def _in_scheme(self, tags: Sequence[str], scheme: str = "IOB2") -> list[str]:
         """Returns tags of entities in a scheme; tags that are names stay as they are."""
-        return list(tags) if self.is_plain else tagging.to_tags(tagging.entities(tags), len(tags), scheme)
+        return (
+            list(tags)
+            if self.is_plain
+            else tagging.to_tags(tagging.entities(tags), len(tags), scheme)
+        )
 
 
 def _labels_of(config: TaskConfig) -> tuple[str, ...]:
@@ -217,7 +284,11 @@ def _labels_of(config: TaskConfig) -> tuple[str, ...]:
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
-    return (OUTSIDE, *(f"{prefix}-{kind}".removesuffix("-") for kind in types for prefix in "BI")) if types else ()
+    return (
+        (OUTSIDE, *(f"{prefix}-{kind}".removesuffix("-") for kind in types for prefix in "BI"))
+        if types
+        else ()
+    )
 
 
 def _pieces_in_text(example: NerExample, tokenizer: Tokenizer) -> list[list[int]]:
@@ -226,7 +297,9 @@ def _pieces_in_text(example: NerExample, tokenizer: Tokenizer) -> list[list[int]
     A token of no more than a blank belongs to the word after it. A word within another's token has none.
     """
     ids, spans = tokenizer.encode_with_offsets(example.text)
-    after, inside = (np.searchsorted(example.starts, spans[:, 0], side) for side in ("left", "right"))
+    after, inside = (
+        np.searchsorted(example.starts, spans[:, 0], side) for side in ("left", "right")
+    )
     pieces: list[list[int]] = [[] for _ in example.words]
     for index, word in zip(ids, np.where(spans[:, 0] == spans[:, 1], after, inside - 1)):
         if 0 <= word < len(pieces):
@@ -263,7 +336,9 @@ def _row(
     before = min(first, max(spare // 2, spare - after))
     first = int(offsets[np.searchsorted(offsets, first - before, "left")])  # at the start of a word
     last = int(offsets[np.searchsorted(offsets, last + min(after, spare - before), "right") - 1])
-    ids = np.concatenate([[tokenizer.cls_id], tokens[first:last], [tokenizer.sep_id]]).astype(np.int32)
+    ids = np.concatenate([[tokenizer.cls_id], tokens[first:last], [tokenizer.sep_id]]).astype(
+        np.int32
+    )
     return ids, first
 
 
@@ -273,5 +348,10 @@ def _tagged(example: NerExample, tags: list[str], entities: list[tagging.Entity]
     if entities and not text:
         text = " ".join(words)
         starts = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))
-    spans = [(ent.type, starts[ent.start], starts[ent.end - 1] + len(words[ent.end - 1])) for ent in entities]
-    return Tagged(words, tags, [FoundEntity(kind, text[start:end], start, end) for kind, start, end in spans])
+    spans = [
+        (ent.type, starts[ent.start], starts[ent.end - 1] + len(words[ent.end - 1]))
+        for ent in entities
+    ]
+    return Tagged(
+        words, tags, [FoundEntity(kind, text[start:end], start, end) for kind, start, end in spans]
+    )

@@ -42,8 +42,12 @@ def read_sentences(config: TaskConfig, source: str, split: str) -> list[NerExamp
     if not examples:
         raise InputError(f"{path} holds no sentence; give data, a word and its tag a line")
     examples = _with_names(config, examples)
-    if split != "test" and (missing := next((example for example in examples if example.tags is None), None)):
-        raise InputError(f"{missing.where} has no tags; write word, tab and tag, or correct task.label_column")
+    if split != "test" and (
+        missing := next((example for example in examples if example.tags is None), None)
+    ):
+        raise InputError(
+            f"{missing.where} has no tags; write word, tab and tag, or correct task.label_column"
+        )
     return examples
 
 
@@ -54,14 +58,23 @@ def _with_names(config: TaskConfig, examples: list[NerExample]) -> list[NerExamp
     """
     names = split_names(config.labels)
     given = {tag: example.where for example in examples for tag in example.tags or ()}
-    if not given or not names or not all(tag.isdecimal() for tag in given) or set(given) & set(names):
+    if (
+        not given
+        or not names
+        or not all(tag.isdecimal() for tag in given)
+        or set(given) & set(names)
+    ):
         return examples
     if OUTSIDE not in names:
         raise InputError(f"{examples[0].where}: {_NUMBERS}")
     if beyond := next((tag for tag in given if int(tag) >= len(names)), None):
-        raise InputError(f"{given[beyond]}: tag {beyond} is beyond the {len(names)} of task.labels; write all of them")
+        raise InputError(
+            f"{given[beyond]}: tag {beyond} is beyond the {len(names)} of task.labels; write all of them"
+        )
     return [
-        example if example.tags is None else example._replace(tags=[names[int(tag)] for tag in example.tags])
+        example
+        if example.tags is None
+        else example._replace(tags=[names[int(tag)] for tag in example.tags])
         for example in examples
     ]
 
@@ -70,15 +83,32 @@ def _read_columns(config: TaskConfig, path: str) -> list[NerExample]:
     header = next(iter(read_lines(path)), "")
     is_csv = plain_name(path).endswith(".csv") and "\t" not in header and re.search("[,;]", header)
     if is_csv or "sentence #" in header.lower():
-        raise InputError(f"{path} is a table with a word a row; write word, tab and tag, with blank lines between")
-    word_column, tag_column = _number(config.text_column, "text_column"), _number(config.label_column, "label_column")
+        raise InputError(
+            f"{path} is a table with a word a row; write word, tab and tag, with blank lines between"
+        )
+    word_column, tag_column = (
+        _number(config.text_column, "text_column"),
+        _number(config.label_column, "label_column"),
+    )
     if tag_column == (word_column or 1):
-        raise InputError(f"task.label_column {tag_column} is the column of the words; give that of the tags")
+        raise InputError(
+            f"task.label_column {tag_column} is the column of the words; give that of the tags"
+        )
     sentences = tagging.read_conll(path, word_column or 1, tag_column)
-    if not word_column and sentences and sentences[0].tags is not None and tagging.are_counts(sentences):
+    if (
+        not word_column
+        and sentences
+        and sentences[0].tags is not None
+        and tagging.are_counts(sentences)
+    ):
         where = sentences[0].where
-        raise InputError(f"{where}: the first column counts the words; set task.text_column to theirs, such as 2")
-    return [NerExample(sentence.words, sentence.tags, sentence.document, sentence.where) for sentence in sentences]
+        raise InputError(
+            f"{where}: the first column counts the words; set task.text_column to theirs, such as 2"
+        )
+    return [
+        NerExample(sentence.words, sentence.tags, sentence.document, sentence.where)
+        for sentence in sentences
+    ]
 
 
 def _number(column: str, setting: str) -> int:
@@ -103,14 +133,24 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
                 if not config.labels:
                     raise InputError(f"{record.where}: {_NUMBERS}")
                 values = list(map(str, values))
-            tags = [tag.strip() for tag in _strings(Record({tags_key: values}, record.where), tags_key)]
+            tags = [
+                tag.strip() for tag in _strings(Record({tags_key: values}, record.where), tags_key)
+            ]
             if len(tags) != len(words) or not all(tags):
-                problem = f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
-                raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
+                problem = (
+                    f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
+                )
+                raise InputError(
+                    f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE"
+                )
         examples.append(NerExample(words, tags, 0, record.where))
-    if (wrong := tagging.find_unlike(tag for example in examples for tag in example.tags or ())) is not None:
+    if (
+        wrong := tagging.find_unlike(tag for example in examples for tag in example.tags or ())
+    ) is not None:
         where = next(example.where for example in examples if wrong in (example.tags or ()))
-        raise InputError(f"{where}: tag {wrong!r:.60} is not one of an entity; write O, B-TYPE or I-TYPE")
+        raise InputError(
+            f"{where}: tag {wrong!r:.60} is not one of an entity; write O, B-TYPE or I-TYPE"
+        )
     return examples
 
 

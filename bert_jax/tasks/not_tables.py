@@ -30,12 +30,20 @@ def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
     fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
     if columns and re.fullmatch("sep=.?", columns[0]):
         raise InputError(f"{place}:1 is {columns[0]}, which only Excel reads; save the table {fix}")
-    for char, plural in ((";", "semicolons"), ("|", "bars"), ("\t", "tabs") if is_csv else (",", "commas")):
+    for char, plural in (
+        (";", "semicolons"),
+        ("|", "bars"),
+        ("\t", "tabs") if is_csv else (",", "commas"),
+    ):
         names = columns[0].split(char) if len(columns) == 1 else []
         if sum(bool(name.strip(' "')) for name in names) > 1:
-            raise InputError(f"{place}:1 is one column, {columns[0]!r:.60}, parted by {plural}; save the table {fix}")
+            raise InputError(
+                f"{place}:1 is one column, {columns[0]!r:.60}, parted by {plural}; save the table {fix}"
+            )
 
 
 def _no_table(path: str, kind: str) -> InputError:
     fix = "to_json(FILE, orient='records', lines=True)"
-    return InputError(f"{path} is {kind}, which is not read as a table; write JSON lines, in pandas by {fix}")
+    return InputError(
+        f"{path} is {kind}, which is not read as a table; write JSON lines, in pandas by {fix}"
+    )

@@ -49,7 +49,9 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
     """
     config, start = completed(config)
     task, start, data = prepare(config, start, own)
-    model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
+    model = dataclasses.replace(
+        start.config.computing_in(config.model.compute_dtype), **to_dict(config.model)
+    )
     model.validate()
     is_simcse = isinstance(task, EmbeddingTask) and are_alone(data.train.examples)
     if is_simcse and not model.hidden_dropout_rate and not model.attention_dropout_rate:
@@ -71,7 +73,9 @@ def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
     size = start.config.hidden_size * len(task.embedding.poolings())
     if kernel is not None and kernel.shape != (size, task.embedding.projection_size):
         del params["projection"]
-        lines.append(f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used")
+        lines.append(
+            f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used"
+        )
     start = dataclasses.replace(start, params=params, notes=(*start.notes, *lines))
     return dataclasses.replace(config, task=task), start
 
@@ -82,31 +86,47 @@ def load_start(init_checkpoint: str) -> Pretrained:
     if not init_checkpoint.startswith("random:"):
         return start
     notes = ("every parameter starts at random",)
-    return dataclasses.replace(start, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
+    return dataclasses.replace(
+        start, params={"encoder": {}}, task="pretraining", labels=(), notes=notes
+    )
 
 
-def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tuple[Task, Pretrained, Data]:
+def prepare(
+    config: FinetuneConfig, start: Pretrained, own: Own = USUAL
+) -> tuple[Task, Pretrained, Data]:
     """Returns the task, the model to start from without a head of another task, and the data.
 
     Raises: InputError if the data cannot be read or fits no task, or the model cannot be fine-tuned.
     """
     task = make_task(config.task, own=own)
     if not task.splits.get("train"):
-        raise InputError(f"task {config.task.name} has no training data, only a test; fine-tune mnli for ax")
+        raise InputError(
+            f"task {config.task.name} has no training data, only a test; fine-tune mnli for ax"
+        )
     if task.head is TOKENS:  # its texts are lists of words
         start = dataclasses.replace(start, tokenizer=start.tokenizer.with_blanks())
     if config.task.max_seq_length > start.config.max_positions:
         long = f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions"
-        raise InputError(f"{long} of {config.init_checkpoint}; lower it, or lengthen the model with grow_model")
+        raise InputError(
+            f"{long} of {config.init_checkpoint}; lower it, or lengthen the model with grow_model"
+        )
     source = config.data.source or config.data.path
     examples = task.read(source, task.splits["train"][0])
     if not examples:
-        raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")
+        raise InputError(
+            f"{source} has no training examples for task {config.task.name}; give data that has some"
+        )
     labels = task.labels or task.find_labels(examples)
     is_own = start.task not in HEADS  # whose parts are not known here
-    known = start.params.keys() & {"classifier"} if not is_own else start.params.keys() - {"encoder"}
+    known = (
+        start.params.keys() & {"classifier"} if not is_own else start.params.keys() - {"encoder"}
+    )
     classes = 0 if is_own or not known else start.params["classifier"]["bias"].shape[0]
-    is_same = start.task == task.head.name and not start.problem and sorted(start.labels) == sorted(labels)
+    is_same = (
+        start.task == task.head.name
+        and not start.problem
+        and sorted(start.labels) == sorted(labels)
+    )
     if known and is_same and classes in (0, len(labels) or task.num_outputs):
         labels = start.labels  # the head is kept, so its order is too
     elif known:
@@ -136,15 +156,22 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
 def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:
     """Raises: InputError if the model has too few layers for the probe."""
     if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
-        raise InputError(f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all")
+        raise InputError(
+            f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all"
+        )
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
     """Returns the training settings, with epochs converted to steps; a partial batch is a step."""
-    num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
+    num_steps = round(
+        steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs
+    )
     train = config.train
     return TrainConfig(
-        num_steps=max(1, num_steps), accumulate=train.accumulate, seed=train.seed, steps_per_call=train.steps_per_call
+        num_steps=max(1, num_steps),
+        accumulate=train.accumulate,
+        seed=train.seed,
+        steps_per_call=train.steps_per_call,
     )
 
 

@@ -36,8 +36,21 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "test": ("test",),
 }
 
-_SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".bio", ".iob", ".iob2", ".parquet")
-_PART = re.compile(r"-(\d{5})(-of-\d{5})(?:-[0-9a-f]+)?$")  # of the parts of a split on the Hugging Face hub
+_SUFFIXES = (
+    ".tsv",
+    ".csv",
+    ".jsonl",
+    ".ndjson",
+    ".json",
+    ".txt",
+    ".conll",
+    ".bio",
+    ".iob",
+    ".iob2",
+    ".parquet",
+)
+# of the parts of a split on the Hugging Face hub
+_PART = re.compile(r"-(\d{5})(-of-\d{5})(?:-[0-9a-f]+)?$")
 _BYTE_ORDER_MARK = "\ufeff"
 _LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below a long document
 
@@ -54,7 +67,10 @@ class Examples(list[Any]):
     """Examples of a task, how many records were left out by reason, and the columns that were read."""
 
     def __init__(
-        self, examples: Iterable[Any] = (), counts: Mapping[str, int] | None = None, columns: Iterable[str] = ()
+        self,
+        examples: Iterable[Any] = (),
+        counts: Mapping[str, int] | None = None,
+        columns: Iterable[str] = (),
     ):
         super().__init__(examples)
         self.counts = {reason: count for reason, count in (counts or {}).items() if count}
@@ -101,14 +117,21 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     if len(sources) == 1:
         first = next(iter(names))
         if not is_one_place(source):
-            return _find_tfds_split(source, names[split]) if is_tfds(source) else _find_file(source, split, names)
+            return (
+                _find_tfds_split(source, names[split])
+                if is_tfds(source)
+                else _find_file(source, split, names)
+            )
         called = next((name for name, stems in names.items() if named([source], stems)), first)
         return source if split == called else ""
-    groups: dict[str, str] = {}  # dev_matched and dev_mismatched share one source, a file for the first
+    # dev_matched and dev_mismatched share one source, a file for the first
+    groups: dict[str, str] = {}
     for name in names:
         groups.setdefault(name.partition("_")[0], name)
     if len(sources) > len(groups) or not all(sources):
-        raise InputError(f"data {source!r} is not {','.join(groups)} in this order; give as many, with commas")
+        raise InputError(
+            f"data {source!r} is not {','.join(groups)} in this order; give as many, with commas"
+        )
     own_source = dict(zip(groups, sources)).get(split.partition("_")[0], "")
     if not own_source or is_one_place(own_source):
         return own_source if split in groups.values() else ""
@@ -126,24 +149,35 @@ def is_one_place(path: str) -> bool:
             return files.expand_globs(path) == [path]
         return False
     if not os.path.exists(path):
-        raise InputError(f"data {path!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
+        raise InputError(
+            f"data {path!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST"
+        )
     return not os.path.isdir(path)
 
 
 def _find_tfds_split(source: str, stems: Sequence[str]) -> str:
     builder, _, _ = tfds_text.open_builder(source)
     name = builder.info.full_name.rpartition("/")[0]
-    return next((f"tfds:{name}:{builder.version}:{stem}" for stem in stems if stem in builder.info.splits), "")
+    return next(
+        (f"tfds:{name}:{builder.version}:{stem}" for stem in stems if stem in builder.info.splits),
+        "",
+    )
 
 
 def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
     directory, paths = _in_folder(directory, names)
     found = named(paths, names[split])
-    if len(found) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}) == 1:
+    if (
+        len(found) > 1
+        and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found})
+        == 1
+    ):
         return f"{wholes.pop()}.parquet"
     if len(found) > 1:
         several = ", ".join(map(os.path.basename, found))
-        raise InputError(f"directory {directory} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE")
+        raise InputError(
+            f"directory {directory} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE"
+        )
     return found[0] if found else ""
 
 
@@ -166,10 +200,14 @@ def _in_folder(directory: str, names: Mapping[str, Sequence[str]]) -> tuple[str,
         return chosen, folders[chosen]
     if folders:
         several = ", ".join(list(folders)[:8])
-        raise InputError(f"directory {directory} has several folders with data, {several}; give one of them")
+        raise InputError(
+            f"directory {directory} has several folders with data, {several}; give one of them"
+        )
     wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
     not_tables.check_names(paths)
-    raise InputError(f"directory {directory} has no file such as {wanted} or .csv, .jsonl; give TRAIN_FILE,DEV_FILE")
+    raise InputError(
+        f"directory {directory} has no file such as {wanted} or .csv, .jsonl; give TRAIN_FILE,DEV_FILE"
+    )
 
 
 def files_in(directory: str, pattern: str = "*") -> list[str]:
@@ -185,7 +223,9 @@ def named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
     known = [path for path in paths if plain_name(path).endswith(_SUFFIXES)]
     for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
-            if matches := [path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))]:
+            if matches := [
+                path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))
+            ]:
                 return matches
     return []
 
@@ -203,7 +243,9 @@ def _stem(path: str) -> str:
 # Reading
 
 
-def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, json_keys: Sequence[str] = ()) -> Table:
+def read_table(
+    place: str, columns: Sequence[str] = (), lenient: bool = False, json_keys: Sequence[str] = ()
+) -> Table:
     """Returns the records of a file in any format, or of tfds:NAME:VERSION:SPLIT.
 
     Args:
@@ -222,12 +264,16 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, j
         return _json_table(read_json_lines(place))
     if name.endswith(".json"):
         return _json_table(read_json(place, json_keys))
-    return _rows_table(place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient)
+    return _rows_table(
+        place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient
+    )
 
 
 def is_tsv(place: str) -> bool:
     """Returns whether `read_table` reads `place` as a tab-separated file."""
-    return not is_tfds(place) and not plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
+    return not is_tfds(place) and not plain_name(place).endswith(
+        (".csv", ".jsonl", ".ndjson", ".json", ".parquet")
+    )
 
 
 def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:
@@ -240,7 +286,11 @@ def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> 
 
 def first_row(place: str) -> list[str]:
     """Returns the columns of the first line of a tab-separated file, [] if it is empty or not text."""
-    return [] if is_tfds(place) or is_parquet(place) else next((row for _, row in _tsv_rows(place)), [])
+    return (
+        []
+        if is_tfds(place) or is_parquet(place)
+        else next((row for _, row in _tsv_rows(place)), [])
+    )
 
 
 def read_lines(place: str) -> list[str]:
@@ -285,9 +335,13 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
         lists = [key for key, item in value.items() if isinstance(item, list)]
         if not lists:
             return [_record(value, f"{place}:1")]
-        value = next((value[key] for key in keys if key in lists), value[lists[0]] if not keys else [])
+        value = next(
+            (value[key] for key in keys if key in lists), value[lists[0]] if not keys else []
+        )
     if not isinstance(value, list):
-        raise InputError(f"{place}:1 is {_shown(value)}, not a list of objects; write [{{...}}, {{...}}]")
+        raise InputError(
+            f"{place}:1 is {_shown(value)}, not a list of objects; write [{{...}}, {{...}}]"
+        )
     return [_record(item, f"{place}, item {number}") for number, item in enumerate(value, 1)]
 
 
@@ -318,7 +372,8 @@ def _tsv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # for the whole process: csv has no other limit
+    # for the whole process: csv has no other limit
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     text = read_text(path)
     header = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
     rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_separator(header))
@@ -346,7 +401,11 @@ def _separator(header: str) -> str:
 
 
 def _rows_table(
-    path: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool, more: bool = False
+    path: str,
+    rows: Iterable[tuple[int, list[str]]],
+    columns: Sequence[str],
+    lenient: bool,
+    more: bool = False,
 ) -> Table:
     rows = iter(rows)
     columns = tuple(columns)
@@ -355,14 +414,18 @@ def _rows_table(
         not_tables.check_header(columns, path, not is_tsv(path))
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
-        raise InputError(f"{path}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column")
+        raise InputError(
+            f"{path}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column"
+        )
     records, skipped = [], 0
     for number, row in rows:
         if len(row) < len(columns) and lenient:
             skipped += 1
         elif not lenient and (len(row) < len(columns) or (len(row) > len(columns) and not more)):
             wanted = f"the {len(columns)} of {_shown(', '.join(columns))}"
-            raise InputError(f"{path}:{number} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes")
+            raise InputError(
+                f"{path}:{number} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes"
+            )
         else:
             records.append(Record(zip(columns, row), f"{path}:{number}"))
     return Table(columns, records, skipped)
@@ -377,7 +440,9 @@ def _json_table(records: list[Record]) -> Table:
 
 def _record(value: object, where: str) -> Record:
     if not isinstance(value, dict):
-        raise InputError(f'{where} is {_shown(value)}, not an object; write it like {{"text": "...", "label": "..."}}')
+        raise InputError(
+            f'{where} is {_shown(value)}, not an object; write it like {{"text": "...", "label": "..."}}'
+        )
     return Record(value, where)
 
 

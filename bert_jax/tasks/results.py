@@ -53,7 +53,11 @@ def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int
             + (f"; {listed(split.counts)}" if split.counts else "")
         )
     lines += schedule_warnings(config.optimizer, num_steps)
-    if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
+    if same := [
+        split.name
+        for split in (*data.evaluation, *data.test)
+        if split.examples == data.train.examples
+    ]:
         lines.append(
             f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "
             "nothing of new data; give TRAIN_FILE,DEV_FILE"
@@ -65,7 +69,10 @@ def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int
             f"the run ends after {config.train.patience} evaluations without a better one; until then its learning "
             f"rate is that of {num_steps:,} steps"
         )
-    return [*lines, f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs"]
+    return [
+        *lines,
+        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
+    ]
 
 
 def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig) -> str:
@@ -89,20 +96,28 @@ def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
     return "; ".join([f"start from {config.init_checkpoint}", *notes])
 
 
-def summarise(workdir: Place, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
+def summarise(
+    workdir: Place, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]
+) -> list[str]:
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
-    records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
+    records = [
+        record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"
+    ]
     if not records:
         predictions = workdir / "predictions"  # of a test set
         made = f", its predictions in {predictions}" if predictions.is_dir() else ""
-        return [f"the last model is in {workdir / FINETUNED}{made}; there was nothing to evaluate on"]
+        return [
+            f"the last model is in {workdir / FINETUNED}{made}; there was nothing to evaluate on"
+        ]
     names = [name for name in records[-1] if name not in ("step", "kind", "time")]
     rows = [["step", "epoch", *names]]
     for record in records:
         mark = "* " if record["step"] == best_step else "  "
         values = [f"{record[name]:.4f}" if name in record else "" for name in names]
         rows.append([f"{mark}{record['step']}", f"{record['step'] / epoch_steps:.2f}", *values])
-    rows.append(["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)])
+    rows.append(
+        ["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)]
+    )
     return [
         *table(rows),
         f"the best by {task.metric} (*) is in {workdir / FINETUNED}, its predictions in {workdir / 'predictions'}",
@@ -138,5 +153,7 @@ def read_results(workdir: Place) -> FinetuneResult | None:
     path = workdir / "results.json"
     if not path.exists():
         return None
-    values = schema.read_record(path, _RESULTS, "it is damaged, so delete it and give the same command again")
+    values = schema.read_record(
+        path, _RESULTS, "it is damaged, so delete it and give the same command again"
+    )
     return FinetuneResult(**{name: values[name] for name in FinetuneResult._fields})

@@ -24,7 +24,11 @@ def f1(labels: Sequence[int], predictions: Sequence[int], positive: int = 1) -> 
 def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
     """Returns the mean of `f1` over the classes that occur among labels or predictions."""
     classes = np.union1d(_classes(labels), _classes(predictions))
-    return float(np.mean([f1(labels, predictions, label) for label in classes])) if len(classes) else 0.0
+    return (
+        float(np.mean([f1(labels, predictions, label) for label in classes]))
+        if len(classes)
+        else 0.0
+    )
 
 
 def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
@@ -37,8 +41,13 @@ def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
     true_counts = [int(np.sum(truth == label)) for label in classes]
     predicted_counts = [int(np.sum(predicted == label)) for label in classes]
     total = len(truth)  # of integers, so that nothing is rounded before the root
-    covariance = int(np.sum(truth == predicted)) * total - sum(a * b for a, b in zip(true_counts, predicted_counts))
-    variances = [total * total - sum(count * count for count in counts) for counts in (true_counts, predicted_counts)]
+    covariance = int(np.sum(truth == predicted)) * total - sum(
+        a * b for a, b in zip(true_counts, predicted_counts)
+    )
+    variances = [
+        total * total - sum(count * count for count in counts)
+        for counts in (true_counts, predicted_counts)
+    ]
     if not all(variances):
         return 0.0
     return float(covariance / np.sqrt(float(variances[0] * variances[1])))
@@ -55,13 +64,19 @@ def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
     0.0 if the numbers are constant, fewer than two, or one is nan.
     """
     both = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
-    return _correlation(*map(_ranks, both)) if not any(np.any(np.isnan(values)) for values in both) else 0.0
+    return (
+        _correlation(*map(_ranks, both))
+        if not any(np.any(np.isnan(values)) for values in both)
+        else 0.0
+    )
 
 
 RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100")
 
 
-def ranking_scores(rankings: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]) -> dict[str, float]:
+def ranking_scores(
+    rankings: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]
+) -> dict[str, float]:
     """Returns `RANKING_METRICS`, means over the queries for which something is relevant.
 
     Args:
@@ -91,7 +106,11 @@ def _gain(grades: Sequence[float]) -> float:
 
 def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[float, float, float]:
     """Returns precision, recall and F1 from counts; each is 0.0 where it would be 0 / 0."""
-    return _ratio(num_right, num_said), _ratio(num_right, num_true), _ratio(2 * num_right, num_said + num_true)
+    return (
+        _ratio(num_right, num_said),
+        _ratio(num_right, num_true),
+        _ratio(2 * num_right, num_said + num_true),
+    )
 
 
 def average_precision(truth: np.ndarray, shares: np.ndarray) -> float:
@@ -101,7 +120,9 @@ def average_precision(truth: np.ndarray, shares: np.ndarray) -> float:
     """
     order = np.argsort(-shares, kind="stable")
     values, right = shares[order], np.cumsum(truth[order])
-    (ends,) = np.nonzero(np.append(values[1:] < values[:-1], True)) if len(order) else (np.zeros(0, int),)
+    (ends,) = (
+        np.nonzero(np.append(values[1:] < values[:-1], True)) if len(order) else (np.zeros(0, int),)
+    )
     if not len(order) or not right[-1]:
         return 0.0
     return float(np.sum(np.diff(right[ends], prepend=0) * right[ends] / (ends + 1)) / right[-1])
@@ -121,7 +142,8 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
         return 0.0
     deviations = []
     for values in (first, second):
-        if np.all(values == values[0]):  # the mean of equal numbers may be rounded, and look like a deviation
+        # the mean of equal numbers may be rounded, and look like a deviation
+        if np.all(values == values[0]):
             return 0.0
         values = values / np.max(np.abs(values))
         deviation = values - np.mean(values)

@@ -26,7 +26,8 @@ OUTSIDE = "O"
 
 _TYPED = re.compile(r"[BIESLUM]-\S(.*\S)?")
 _BARE = frozenset("BIESLUM")  # tags without types
-_ALMOST = re.compile(r"[bieslum]([-_]\S.*)?|o", re.IGNORECASE)  # tags of entities, but for capitals and the hyphen
+# tags of entities, but for capitals and the hyphen
+_ALMOST = re.compile(r"[bieslum]([-_]\S.*)?|o", re.IGNORECASE)
 # The number of a word, such as 3 or "3."; in CoNLL-U also "3-4" of two words, "3.1" of none.
 _COUNT = re.compile(r"(\d{1,9})([-.]\d{1,9}|[.:)])?", re.ASCII)
 _RANGE = re.compile(r"\d+[-.]\d+", re.ASCII)
@@ -118,7 +119,11 @@ def find_unlike(tags: Iterable[str]) -> str | None:
     inside = dict.fromkeys(tag for tag in tags if tag != OUTSIDE)
     names = are_names(inside)
     is_almost = any(tag[:1] in "bBiI" for tag in inside) and all(map(_ALMOST.fullmatch, inside))
-    return next(tag for tag in inside if not is_tag(tag)) if names is None or (names and is_almost) else None
+    return (
+        next(tag for tag in inside if not is_tag(tag))
+        if names is None or (names and is_almost)
+        else None
+    )
 
 
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -139,13 +144,17 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
         true.update(entity.type for entity in expected)
         guessed.update(entity.type for entity in predicted)
         right.update(entity.type for entity in expected & predicted)
-        num_right += sum(first == second for first, second in zip(true_tags, predicted_tags, strict=True))
+        num_right += sum(
+            first == second for first, second in zip(true_tags, predicted_tags, strict=True)
+        )
         num_words += len(true_tags)
     precision, recall, f1 = precision_recall_f1(right.total(), guessed.total(), true.total())
     metrics = {"f1": f1, "precision": precision, "recall": recall}
     metrics["accuracy"] = num_right / num_words if num_words else 0.0
     for kind in sorted({*true, *guessed}):
-        metrics[f"f1_{kind}".removesuffix("_")] = precision_recall_f1(right[kind], guessed[kind], true[kind])[2]
+        metrics[f"f1_{kind}".removesuffix("_")] = precision_recall_f1(
+            right[kind], guessed[kind], true[kind]
+        )[2]
     return metrics
 
 
@@ -185,7 +194,9 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
 
     def finish() -> None:
         if words:
-            sentences.append(Sentence(list(words), list(tags) if tags else None, document, place, start))
+            sentences.append(
+                Sentence(list(words), list(tags) if tags else None, document, place, start)
+            )
             words.clear()
             tags.clear()
 
@@ -197,9 +208,13 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
         columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
         while len(columns) > 1 and not columns[-1].strip():
             columns.pop()
-        tag = columns[(tag_column or len(columns)) - 1] if 1 < len(columns) >= tag_column else OUTSIDE
+        tag = (
+            columns[(tag_column or len(columns)) - 1] if 1 < len(columns) >= tag_column else OUTSIDE
+        )
         if not words and line.startswith("#"):
-            if word_column > 1 or not (is_tag(tag.strip()) or ("\t" in line and " " not in columns[0])):
+            if word_column > 1 or not (
+                is_tag(tag.strip()) or ("\t" in line and " " not in columns[0])
+            ):
                 continue
         if word_column > 1 and _RANGE.fullmatch(columns[0]):
             continue
@@ -208,9 +223,13 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
             document += 1
             continue
         if len(columns) != (num_columns := num_columns or len(columns)):
-            raise InputError(f"{place}:{number} has {len(columns)} columns ({line!r:.60}), not {num_columns}")
+            raise InputError(
+                f"{place}:{number} has {len(columns)} columns ({line!r:.60}), not {num_columns}"
+            )
         if word_column > num_columns:
-            raise InputError(f"{place}:{number} has {num_columns} columns; correct task.text_column {word_column}")
+            raise InputError(
+                f"{place}:{number} has {num_columns} columns; correct task.text_column {word_column}"
+            )
         if not words:
             start = number
         words.append(columns[word_column - 1])
@@ -218,8 +237,12 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
             continue  # it has no tags
         tags.append(columns[tag_column - 1].strip())
     finish()
-    if (wrong := find_unlike(tag for sentence in sentences for tag in sentence.tags or ())) is not None:
-        sent, at = next((sent, sent.tags.index(wrong)) for sent in sentences if sent.tags and wrong in sent.tags)
+    if (
+        wrong := find_unlike(tag for sentence in sentences for tag in sentence.tags or ())
+    ) is not None:
+        sent, at = next(
+            (sent, sent.tags.index(wrong)) for sent in sentences if sent.tags and wrong in sent.tags
+        )
         column = f"column {tag_column}" if tag_column else "the last column"
         given = f"tag {wrong!r:.60} of {sent.words[at]!r:.60} is not O, B-TYPE or I-TYPE (nor E-, S-, M-, L-, U-)"
         raise InputError(f"{place}:{sent.line + at}: {given}; correct {column}")
@@ -243,9 +266,14 @@ def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
     """Returns the sentences without the language prefix of each word, if all words have the same."""
     match = _PREFIX.match(sentences[0].words[0]) if sentences else None
     prefix = match[0] if match else ""
-    if not prefix or not all(word.startswith(prefix) for sentence in sentences for word in sentence.words):
+    if not prefix or not all(
+        word.startswith(prefix) for sentence in sentences for word in sentence.words
+    ):
         return sentences
-    return [sentence._replace(words=[word.removeprefix(prefix) for word in sentence.words]) for sentence in sentences]
+    return [
+        sentence._replace(words=[word.removeprefix(prefix) for word in sentence.words])
+        for sentence in sentences
+    ]
 
 
 def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
@@ -253,9 +281,14 @@ def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> No
 
     Tabs and line ends within a column become blanks; other blanks stay, as they may be words.
     """
-    with writing.atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as stream:
+    with (
+        writing.atomic_path(path) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="\n") as stream,
+    ):
         for rows in sentences:
-            stream.writelines("\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n" for row in rows)
+            stream.writelines(
+                "\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n" for row in rows
+            )
             stream.write("\n")
 
 
@@ -270,7 +303,13 @@ def score_files(data: str, predictions: str) -> dict[str, float]:
     for gold, pred in itertools.zip_longest(truth, predicted):
         if gold is None or pred is None:
             where, other = (pred.where, data) if pred else (gold.where if gold else "", predictions)
-            raise InputError(f"{where}: this sentence is missing in {other}; both files need the same words")
+            raise InputError(
+                f"{where}: this sentence is missing in {other}; both files need the same words"
+            )
         if gold.words != pred.words or gold.tags is None or pred.tags is None:
-            raise InputError(f"{pred.where}: the sentence is not that of {gold.where}, or a word has no tag")
-    return score_tags([sentence.tags or [] for sentence in truth], [sentence.tags or [] for sentence in predicted])
+            raise InputError(
+                f"{pred.where}: the sentence is not that of {gold.where}, or a word has no tag"
+            )
+    return score_tags(
+        [sentence.tags or [] for sentence in truth], [sentence.tags or [] for sentence in predicted]
+    )

@@ -24,7 +24,12 @@ from bert_jax.text.tokenizer import Tokenizer
 
 Label = TypeVar("Label")
 
-CLASS_METRICS = {"accuracy": scores.accuracy, "f1": scores.f1, "macro_f1": scores.macro_f1, "mcc": scores.mcc}
+CLASS_METRICS = {
+    "accuracy": scores.accuracy,
+    "f1": scores.f1,
+    "macro_f1": scores.macro_f1,
+    "mcc": scores.mcc,
+}
 NUMBER_METRICS = {"pearson": scores.pearson, "spearman": scores.spearman}
 
 
@@ -55,7 +60,11 @@ def text_of(record: Record, column: str) -> str:
     """Returns the text of a record. Raises: InputError if it is missing or not a string."""
     text = record.get(column)
     if not isinstance(text, str):
-        problem = f"{column!r} is {text!r:.60}, not a text" if column in record else f"there is no {column!r}"
+        problem = (
+            f"{column!r} is {text!r:.60}, not a text"
+            if column in record
+            else f"there is no {column!r}"
+        )
         raise InputError(f"{record.where}: {problem}; write it as a string")
     return text
 
@@ -67,12 +76,15 @@ def named_class(value: object, classes: Sequence[str] | None) -> object:
     """
     if classes and isinstance(value, list):
         return [named_class(item, classes) for item in value]
-    if classes and isinstance(value, float) and value.is_integer():  # as pandas stores integers if some are missing
+    # as pandas stores integers if some are missing
+    if classes and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not classes or not isinstance(value, int):
         return value
     if not -1 <= value < len(classes):
-        raise InputError(f"label {value} is not the number of one of the classes {', '.join(classes)[:80]}; correct it")
+        raise InputError(
+            f"label {value} is not the number of one of the classes {', '.join(classes)[:80]}; correct it"
+        )
     return classes[value] if value >= 0 else None
 
 
@@ -114,7 +126,11 @@ def make_rows(
 
 
 def make_class_rows(
-    config: TaskConfig, classes: Classes, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
+    config: TaskConfig,
+    classes: Classes,
+    examples: Sequence[ClassifyExample],
+    tokenizer: Tokenizer,
+    training: bool,
 ) -> Rows:
     """Returns the rows of examples with classes, as `make_rows`; in training, with weights and smoothed labels."""
     soft = any(isinstance(example.label, Mapping) for example in examples)
@@ -130,7 +146,9 @@ def make_class_rows(
         weights = shares @ _class_weights(config, shares.sum(axis=0))
         weighted = zip(made.rows, weights.tolist(), strict=True)
         made = made._replace(rows=[row._replace(weight=weight) for row, weight in weighted])
-    return made._replace(counts=made.counts | classes.respelled(example.label for example in examples))
+    return made._replace(
+        counts=made.counts | classes.respelled(example.label for example in examples)
+    )
 
 
 def _class_weights(config: TaskConfig, counts: np.ndarray) -> np.ndarray:
@@ -140,14 +158,18 @@ def _class_weights(config: TaskConfig, counts: np.ndarray) -> np.ndarray:
     weights = np.array(numbers_of(config.class_weights, "task.class_weights"))
     if len(weights) != len(counts) or not weights.any():
         given = f"{config.class_weights!r} are {len(weights)} numbers"
-        raise InputError(f"task.class_weights {given}; give one for each of {len(counts)} classes, not all 0")
+        raise InputError(
+            f"task.class_weights {given}; give one for each of {len(counts)} classes, not all 0"
+        )
     return weights
 
 
 def check_length(config: TaskConfig) -> None:
     """Raises: InputError if a row has no room for a token of each text."""
     if config.max_seq_length < 5:
-        raise InputError(f"task.max_seq_length {config.max_seq_length} is below 5, [CLS] A [SEP] B [SEP]; use like 128")
+        raise InputError(
+            f"task.max_seq_length {config.max_seq_length} is below 5, [CLS] A [SEP] B [SEP]; use like 128"
+        )
 
 
 # Predictions
@@ -165,12 +187,18 @@ def decode_classes(labels: Sequence[str], outputs: Sequence[np.ndarray]) -> list
         return []
     probabilities = softmax(np.stack([np.asarray(output) for output in outputs]))
     best = probabilities.argmax(axis=-1).tolist()
-    return [Classified(str(labels[index]), dict(zip(labels, row))) for index, row in zip(best, probabilities.tolist())]
+    return [
+        Classified(str(labels[index]), dict(zip(labels, row)))
+        for index, row in zip(best, probabilities.tolist())
+    ]
 
 
 def decode_numbers(activation: str, outputs: Sequence[np.ndarray]) -> list[Scored]:
     """Returns the number of each example, which has one row, through the activation of the settings."""
-    return [Scored(float(_ACTIVATIONS[activation](np.asarray(output, np.float64).reshape(())))) for output in outputs]
+    return [
+        Scored(float(_ACTIVATIONS[activation](np.asarray(output, np.float64).reshape(()))))
+        for output in outputs
+    ]
 
 
 _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -182,7 +210,10 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def score_classes(
-    metrics: Iterable[str], classes: Classes, examples: Sequence[ClassifyExample], predictions: Sequence[Classified]
+    metrics: Iterable[str],
+    classes: Classes,
+    examples: Sequence[ClassifyExample],
+    predictions: Sequence[Classified],
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
     truth = [labelled(classes.of(example), example.where) for example in examples]
@@ -190,7 +221,9 @@ def score_classes(
     return {metric: CLASS_METRICS[metric](truth, predicted) for metric in metrics}
 
 
-def score_numbers(examples: Sequence[ClassifyExample], predictions: Sequence[Scored]) -> dict[str, float]:
+def score_numbers(
+    examples: Sequence[ClassifyExample], predictions: Sequence[Scored]
+) -> dict[str, float]:
     """Returns the correlations. Raises: InputError if an example has no label."""
     truth = [labelled(number_of(example), example.where) for example in examples]
     predicted = [prediction.value for prediction in predictions]

@@ -24,7 +24,9 @@ def is_plain(backend: Any, path: Path) -> bool:
         berts_options(backend, path)
         added = {token["content"] for token in backend.get("added_tokens") or []}
         rows = backend.get("post_processor")
-        return added <= {*SPECIAL_TOKENS} and (rows is None or read_rows(rows) == ("[CLS]", "[SEP]", 1, 1))
+        return added <= {*SPECIAL_TOKENS} and (
+            rows is None or read_rows(rows) == ("[CLS]", "[SEP]", 1, 1)
+        )
     except (InputError, AttributeError, KeyError, TypeError):
         return False
 
@@ -45,7 +47,9 @@ def berts_options(backend: JsonObject, path: Path) -> JsonObject:
 
     Raises: OtherTokenizer if it is another tokenizer.
     """
-    parts = [_only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")]
+    parts = [
+        _only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")
+    ]
     if not all(isinstance(part, dict) for part in parts):
         raise InputError(f"{path}: model, normalizer and pre_tokenizer are not objects; {_COPY}")
     model, normalizer, splitter = parts
@@ -53,13 +57,21 @@ def berts_options(backend: JsonObject, path: Path) -> JsonObject:
         ("model", model.get("type", "WordPiece"), "WordPiece"),
         ("normalizer", normalizer.get("type"), "BertNormalizer"),
         ("pre_tokenizer", splitter.get("type"), "BertPreTokenizer"),
-        ("continuing_subword_prefix", model.get("continuing_subword_prefix", CONTINUATION), CONTINUATION),
+        (
+            "continuing_subword_prefix",
+            model.get("continuing_subword_prefix", CONTINUATION),
+            CONTINUATION,
+        ),
         ("unk_token", model.get("unk_token", "[UNK]"), "[UNK]"),
         ("clean_text", normalizer.get("clean_text", True), True),
     ):
         if value != wanted:
-            raise OtherTokenizer(f"{path}: {setting} is {shown(value)}, BERT's is {shown(wanted)}; {OTHER}")
-    return {ours: normalizer[name] for name, ours in OPTIONS.items() if normalizer.get(name) is not None}
+            raise OtherTokenizer(
+                f"{path}: {setting} is {shown(value)}, BERT's is {shown(wanted)}; {OTHER}"
+            )
+    return {
+        ours: normalizer[name] for name, ours in OPTIONS.items() if normalizer.get(name) is not None
+    }
 
 
 def _only_one(part: Any) -> Any:
@@ -76,7 +88,9 @@ def longest_word(backend: JsonObject, path: Path) -> int:
     """Returns the most characters of a word that is not [UNK]: from tokenizer.json, or else Google's default."""
     longest = (backend.get("model") or {}).get(LONGEST_WORD, MAX_WORD_LENGTH)
     if type(longest) is not int or longest < 1:
-        raise InputError(f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100")
+        raise InputError(
+            f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100"
+        )
     return longest
 
 
@@ -88,7 +102,11 @@ def berts_vocab(backend: JsonObject, path: Path, whole: bool = True) -> list[str
     ids = (backend.get("model") or {}).get("vocab")
     numbers = list(ids.values()) if isinstance(ids, dict) else []
     fits = bool(numbers) and all(type(index) is int for index in numbers)
-    if not isinstance(ids, dict) or not fits or (whole and sorted(numbers) != list(range(len(numbers)))):
+    if (
+        not isinstance(ids, dict)
+        or not fits
+        or (whole and sorted(numbers) != list(range(len(numbers))))
+    ):
         raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; {_COPY}")
     return [token.strip() for token in sorted(ids, key=ids.__getitem__)]
 
@@ -103,7 +121,12 @@ def read_rows(processor: Any, has_types: bool = True) -> tuple[str, str, int, in
             (processor,) = [step for step in processor["processors"] if step["type"] != "ByteLevel"]
         if processor["type"] in ("RobertaProcessing", "BertProcessing"):
             berts = processor["type"] == "BertProcessing"
-            return str(processor["cls"][0]), str(processor["sep"][0]), 1 if berts else 2, int(berts and has_types)
+            return (
+                str(processor["cls"][0]),
+                str(processor["sep"][0]),
+                1 if berts else 2,
+                int(berts and has_types),
+            )
         single, pair = (
             [
                 (name, part["id"], has_types and part["type_id"])
@@ -122,4 +145,6 @@ def read_rows(processor: Any, has_types: bool = True) -> tuple[str, str, int, in
                 return cls, sep, separators, second
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         pass
-    raise InputError("its post_processor makes other rows than [CLS] A [SEP] and [CLS] A [SEP] B [SEP] of two types")
+    raise InputError(
+        "its post_processor makes other rows than [CLS] A [SEP] and [CLS] A [SEP] B [SEP] of two types"
+    )

@@ -43,7 +43,8 @@ def tell_cut(count: int, most: int) -> None:
     """Warns of texts that were cut, if there are any."""
     if count:
         frame, level = sys._getframe(), 1
-        ours = ("bert_jax.", "contextlib")  # which decorates our functions: the warning names the line of their caller
+        # which decorates our functions: the warning names the line of their caller
+        ours = ("bert_jax.", "contextlib")
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(ours):
             frame, level = frame.f_back, level + 1
         warnings.warn(CutWarning(count, most), stacklevel=level)
@@ -52,7 +53,9 @@ def tell_cut(count: int, most: int) -> None:
 def check_long_texts(long_texts: str) -> None:
     """Raises: InputError if it is not one of `LONG_TEXTS`."""
     if long_texts not in LONG_TEXTS:
-        raise InputError(f"long_texts {long_texts!r} is not one of {', '.join(LONG_TEXTS)}; use one of them")
+        raise InputError(
+            f"long_texts {long_texts!r} is not one of {', '.join(LONG_TEXTS)}; use one of them"
+        )
 
 
 def too_long(where: str, most: int, count: int = 0) -> InputError:
@@ -83,7 +86,9 @@ def cuts_in_one_line() -> Iterator[None]:
             yield
         finally:
             for most, count in counts.items():
-                line = str(CutWarning(count, most)).replace("long_texts='refuse'", "--long_texts=refuse")
+                line = str(CutWarning(count, most)).replace(
+                    "long_texts='refuse'", "--long_texts=refuse"
+                )
                 print(f"warning: {line}", file=sys.stderr)
 
 
@@ -107,8 +112,14 @@ def fit_texts(
                 f"text {number} is {text!r:.60}, a list, which may be words or a pair; give words as one string with "
                 "blanks between them, and a pair as a tuple"
             )
-        if not isinstance(parts, tuple) or len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
-            raise InputError(f"text {number} is {text!r:.60}, not a text and not a pair of them; give strings")
+        if (
+            not isinstance(parts, tuple)
+            or len(parts) not in (1, 2)
+            or not all(isinstance(part, str) for part in parts)
+        ):
+            raise InputError(
+                f"text {number} is {text!r:.60}, not a text and not a pair of them; give strings"
+            )
         first, *second = (tokenizer.encode(part) for part in parts)
         fitted = join_texts(tokenizer, first, second[0] if second else None, most)
         if fitted.was_cut and long_texts == "refuse":
@@ -118,7 +129,9 @@ def fit_texts(
     return results
 
 
-def join_texts(tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int) -> Fitted:
+def join_texts(
+    tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int
+) -> Fitted:
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP], by the names and with the separators of the tokenizer.
 
     Tokens are removed from the end of the longer text one at a time, from B if both have the same length.
@@ -131,7 +144,13 @@ def join_texts(tokenizer: Tokenizer, first: list[int], second: list[int] | None,
     between, room = tokenizer.between, max_length - 2 - len(tokenizer.between)
     first_length, second_length = pair_lengths(len(first), len(second), room)
     cut = first_length + second_length < len(first) + len(second)
-    ids = [tokenizer.cls_id, *first[:first_length], *between, *second[:second_length], tokenizer.sep_id]
+    ids = [
+        tokenizer.cls_id,
+        *first[:first_length],
+        *between,
+        *second[:second_length],
+        tokenizer.sep_id,
+    ]
     type_ids = np.zeros(len(ids), np.uint8)
     type_ids[first_length + 1 + len(between) :] = tokenizer.template.second_type
     return Fitted(np.array(ids, np.int32), type_ids, cut)

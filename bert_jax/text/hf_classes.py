@@ -24,7 +24,9 @@ _OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "
 _ELSEWHERE = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "CanineTokenizer",
               "FlaubertTokenizer", "XLMTokenizer", "BartphoTokenizer")  # fmt: skip
 _MODELS = dict.fromkeys((*BERTS, _MPNET), "WordPiece") | {
-    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), "BPE"),
+    **dict.fromkeys(
+        ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), "BPE"
+    ),
     **dict.fromkeys(("XLMRobertaTokenizer", _CAMEMBERT), "Unigram"),
 }  # the classes that are computed as they are, and the model of each
 # Classes of transformers that build parts anew, as is not done here. Those that it does not know follow the file.
@@ -48,11 +50,20 @@ def class_of(files: TokenizerFiles, settings: JsonObject) -> str:
     Raises: InputError if that class computes what is not computed here.
     """
     config = files.model or {}
-    model, named = config.get("model_type"), settings.get("tokenizer_class") or config.get("tokenizer_class")
+    model, named = (
+        config.get("model_type"),
+        settings.get("tokenizer_class") or config.get("tokenizer_class"),
+    )
     name = str(named or "").removesuffix("Fast")
-    if name in _ELSEWHERE or settings.get("word_tokenizer_type") or settings.get("subword_tokenizer_type"):
+    if (
+        name in _ELSEWHERE
+        or settings.get("word_tokenizer_type")
+        or settings.get("subword_tokenizer_type")
+    ):
         what = name if name in _ELSEWHERE else _ELSEWHERE[0]
-        raise InputError(f"{files.where} has a tokenizer of {what}, which splits text by other programs")
+        raise InputError(
+            f"{files.where} has a tokenizer of {what}, which splits text by other programs"
+        )
     if model == "modernbert" or named in GENERAL:
         return ""
     if name in ("", "AutoTokenizer"):
@@ -75,7 +86,9 @@ def as_loaded(
         settings = settings | files.special_tokens
     for name in (f"{role}_token" for role in _NAMED):
         if settings.get(name) is not None and not _content(settings[name]):
-            raise InputError(f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it")
+            raise InputError(
+                f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it"
+            )
     _check_class(directory, kind, model.get("type"))
     lowercase = next(_normalizers(backend), {}).get("lowercase", True)
     if _MODELS.get(kind) == "WordPiece" and settings.get("do_lower_case") is None and not lowercase:
@@ -90,7 +103,9 @@ def as_loaded(
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{directory}: its tokenizer files do not list tokens and ids; copy them again") from None
+        raise InputError(
+            f"{directory}: its tokenizer files do not list tokens and ids; copy them again"
+        ) from None
     # A vocab.txt of Google's keeps Google's limit.
     longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if VOCAB in files.contents else LONGEST
     return backend | _parts(kind, backend, settings, longest), settings, notes
@@ -104,17 +119,26 @@ def _check_class(directory: Path, kind: str, model: Any) -> None:
         both = f"tokenizer.json has a {shown(model)} model, and {kind} makes a {wanted} of it"
         raise InputError(f"{directory}: {both}; {follow}")
     if kind in _OTHERS:
-        raise InputError(f"{directory}: {kind} builds parts of tokenizer.json anew, which is not done here; {follow}")
+        raise InputError(
+            f"{directory}: {kind} builds parts of tokenizer.json anew, which is not done here; {follow}"
+        )
 
 
 def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
     """Returns the special tokens that a class has, and the inputs, as its constructor completes the settings."""
     usual = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
     if kind not in BERTS:
-        usual = {role: f"<{role}>" for role in ROLES} | {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>"}
+        usual = {role: f"<{role}>" for role in ROLES} | {
+            "bos": "<s>",
+            "eos": "</s>",
+            "cls": "<s>",
+            "sep": "</s>",
+        }
     if kind == _MPNET:
         usual["unk"] = "[UNK]"
-    names = {f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()}
+    names = {
+        f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()
+    }
     if kind in (_MPNET, _CAMEMBERT) and isinstance(names["mask_token"], str):
         names["mask_token"] = {"content": names["mask_token"], "lstrip": True, "special": True}
     return names if kind == _BERT else names | {INPUTS: settings.get(INPUTS, _NO_TYPES)}
@@ -124,7 +148,10 @@ def vocab_with_added(files: TokenizerFiles) -> tuple[JsonObject, JsonObject] | N
     """Returns tokenizer.json and settings of a vocab.txt to which other files add tokens; None if they add none."""
     if VOCAB not in files.contents or class_of(files, files.settings) not in BERTS:
         return None
-    model = {"vocab": {token: index for index, token in enumerate(files.vocab)}, LONGEST_WORD: LONGEST}
+    model = {
+        "vocab": {token: index for index, token in enumerate(files.vocab)},
+        LONGEST_WORD: LONGEST,
+    }
     options = {"do_lower_case": is_lowercase(files.vocab, files.settings)}
     backend, settings, _ = as_loaded(files, {"model": model}, files.settings | options)
     return None if is_plain(backend, files.where) else (backend, settings)
@@ -164,7 +191,9 @@ def bert_parts(
     }
 
 
-def make_rows(cls: str, sep: str, ids: Mapping[str, int], separators: int = 1, second_type: int = 1) -> JsonObject:
+def make_rows(
+    cls: str, sep: str, ids: Mapping[str, int], separators: int = 1, second_type: int = 1
+) -> JsonObject:
     """Returns the post-processor of rows [CLS] A [SEP], and [CLS] A [SEP] .. B [SEP] with `separators` between."""
     first = [{"SpecialToken": {"id": cls, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     second = {"Sequence": {"id": "B", "type_id": second_type}}
@@ -173,7 +202,10 @@ def make_rows(cls: str, sep: str, ids: Mapping[str, int], separators: int = 1, s
         "type": "TemplateProcessing",
         "single": [*first, end],
         "pair": [*first, *[end] * separators, second, last],
-        "special_tokens": {token: {"id": token, "ids": [ids.get(token, 0)], "tokens": [token]} for token in (cls, sep)},
+        "special_tokens": {
+            token: {"id": token, "ids": [ids.get(token, 0)], "tokens": [token]}
+            for token in (cls, sep)
+        },
     }
 
 
@@ -185,7 +217,11 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
         return {}
     ids = vocab if isinstance(vocab, dict) else {}
     if isinstance(vocab, list):
-        ids = {piece[0]: index for index, piece in enumerate(vocab) if isinstance(piece, list) and piece}
+        ids = {
+            piece[0]: index
+            for index, piece in enumerate(vocab)
+            if isinstance(piece, list) and piece
+        }
     ids = ids | {token["content"]: token["id"] for token in backend["added_tokens"]}
     if wanted == "WordPiece":
         lowercase, chinese = settings.get("do_lower_case"), settings.get("tokenize_chinese_chars")
@@ -198,7 +234,11 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
             unk=token_of(settings, "unk"),
         )
         form = (2, 0) if kind == _MPNET else (1, 1)
-        return parts | {"post_processor": make_rows(token_of(settings, "cls"), token_of(settings, "sep"), ids, *form)}
+        return parts | {
+            "post_processor": make_rows(
+                token_of(settings, "cls"), token_of(settings, "sep"), ids, *form
+            )
+        }
     if wanted == "BPE":
         blank = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space")),
                  "trim_offsets": True, "use_regex": True}  # fmt: skip
@@ -207,7 +247,9 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
             "normalizer": None,
             "pre_tokenizer": blank,
             "decoder": blank,
-            "post_processor": make_rows(token_of(settings, "cls"), token_of(settings, "sep"), ids, 2, 0),
+            "post_processor": make_rows(
+                token_of(settings, "cls"), token_of(settings, "sep"), ids, 2, 0
+            ),
         }
     unknown = ids.get(token_of(settings, "unk"), 0) if kind == _CAMEMBERT else 3
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
@@ -216,33 +258,50 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
     return {
         "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": False},
         "normalizer": charsmaps[0] if charsmaps else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, blanks]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, blanks],
+        },
         "decoder": blanks,
-        "post_processor": make_rows(token_of(settings, "bos"), token_of(settings, "eos"), ids, 2, 0),
+        "post_processor": make_rows(
+            token_of(settings, "bos"), token_of(settings, "eos"), ids, 2, 0
+        ),
     }
 
 
 def _normalizers(backend: JsonObject) -> Iterator[JsonObject]:
     """Yields the normalizer, or the members of a sequence of them."""
     part = backend.get("normalizer")
-    members = part.get("normalizers") if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
+    members = (
+        part.get("normalizers")
+        if isinstance(part, dict) and part.get("type") == "Sequence"
+        else [part]
+    )
     yield from (member for member in members or () if isinstance(member, dict))
 
 
-def _added_tokens(files: TokenizerFiles, backend: JsonObject, settings: JsonObject, kind: str) -> list[JsonObject]:
+def _added_tokens(
+    files: TokenizerFiles, backend: JsonObject, settings: JsonObject, kind: str
+) -> list[JsonObject]:
     """Returns the tokens that are found in text, with their ids, as transformers adds them to the vocabulary.
 
     They stand in tokenizer.json, in added_tokens_decoder or else added_tokens.json, among the named special tokens,
     and in extra_special_tokens.
     """
     vocab = backend["model"].get("vocab") or {}
-    known = dict(vocab) if isinstance(vocab, dict) else {piece[0]: index for index, piece in enumerate(vocab)}
+    known = (
+        dict(vocab)
+        if isinstance(vocab, dict)
+        else {piece[0]: index for index, piece in enumerate(vocab)}
+    )
     own, decoder = backend.get("added_tokens") or [], settings.get("added_tokens_decoder")
     extras = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
     if kind == _CAMEMBERT and not extras:
         extras = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
     if decoder is None:
-        plain = {token_of(settings, role) for role in _NAMED} | {_content(token) for token in extras}
+        plain = {token_of(settings, role) for role in _NAMED} | {
+            _content(token) for token in extras
+        }
         written = {
             index: {"content": token, "normalized": token not in plain, "special": token in plain}
             for token, index in files.added_tokens.items()
@@ -260,19 +319,31 @@ def _added_tokens(files: TokenizerFiles, backend: JsonObject, settings: JsonObje
         given = added[content]["id"] if content in added else known.get(content, size)
         if index is not None and given != index:
             ids = f"the id {index}, and transformers gives it {given}"
-            raise InputError(f"{files.where}: the added token {shown(content)} has {ids}; correct it in its file")
+            raise InputError(
+                f"{files.where}: the added token {shown(content)} has {ids}; correct it in its file"
+            )
         size = max(size, given + 1)
-        added[content] = {"id": given, "content": content, **{flag: bool(token.get(flag)) for flag in _FLAGS}}
+        added[content] = {
+            "id": given,
+            "content": content,
+            **{flag: bool(token.get(flag)) for flag in _FLAGS},
+        }
 
     for index in sorted(written):
         add(written[index], index)
     named = [settings.get(f"{role}_token") for role in _NAMED]
-    others = [token for name, token in settings.items() if name.endswith("_token") and name[:-6] not in _NAMED]
+    others = [
+        token
+        for name, token in settings.items()
+        if name.endswith("_token") and name[:-6] not in _NAMED
+    ]
     for token in [*named, *others, *(extras.values() if isinstance(extras, dict) else extras)]:
         if _content(token) and _content(token) not in added:
             options = token if isinstance(token, dict) else {}
             add({"normalized": False, **options, "content": _content(token), "special": True})
-    _check_different(files.where, [*known.items(), *((name, token["id"]) for name, token in added.items())])
+    _check_different(
+        files.where, [*known.items(), *((name, token["id"]) for name, token in added.items())]
+    )
     return sorted(added.values(), key=lambda token: token["id"])
 
 
@@ -282,7 +353,9 @@ def _check_different(directory: Path, pairs: Iterable[tuple[str, int]]) -> None:
     for name, index in pairs:
         if names.setdefault(index, name) != name:
             both = f"{shown(names[index])} and {shown(name)}"
-            raise InputError(f"{directory}: its tokenizer files give {both} the same id, {index}; copy them again")
+            raise InputError(
+                f"{directory}: its tokenizer files give {both} the same id, {index}; copy them again"
+            )
 
 
 def _content(token: Any) -> str:

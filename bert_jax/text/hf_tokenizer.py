@@ -10,8 +10,23 @@ from pathlib import Path
 
 from bert_jax.errors import InputError, reading, shown
 from bert_jax.storage.writing import write_json
-from bert_jax.text.bert_json import OPTIONS, OTHER, berts_options, berts_vocab, is_plain, longest_word
-from bert_jax.text.hf_classes import LONGEST, ROLES, as_loaded, bert_parts, class_of, make_rows, vocab_with_added
+from bert_jax.text.bert_json import (
+    OPTIONS,
+    OTHER,
+    berts_options,
+    berts_vocab,
+    is_plain,
+    longest_word,
+)
+from bert_jax.text.hf_classes import (
+    LONGEST,
+    ROLES,
+    as_loaded,
+    bert_parts,
+    class_of,
+    make_rows,
+    vocab_with_added,
+)
 from bert_jax.text.tokenizer import Tokenizer, tokenizer_of
 from bert_jax.text.tokenizer_files import DESCRIBED, SETTINGS, SPIECE, VOCAB, TokenizerFiles
 from bert_jax.text.tokenizer_json import DescribedPieces, read_pieces
@@ -40,7 +55,9 @@ def load_hf_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, list[str]]:
         return tokenizer_of(files), notes
     if not backend and VOCAB not in files.contents:
         fix = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        raise InputError(f"{files.where} has no vocab.txt and no tokenizer.json; copy one, or {fix}")
+        raise InputError(
+            f"{files.where} has no vocab.txt and no tokenizer.json; copy one, or {fix}"
+        )
     if backend:
         backend, settings, more = as_loaded(files, backend, settings)
         notes += more
@@ -61,24 +78,32 @@ def _side_notes(settings: JsonObject, backend: JsonObject) -> list[str]:
         ("padding", "padding_side", "rows are padded at their end here, which changes no result"),
     ):
         of_file = backend.get(part)
-        value = settings.get(side) or (of_file.get("direction") if isinstance(of_file, dict) else None)
+        value = settings.get(side) or (
+            of_file.get("direction") if isinstance(of_file, dict) else None
+        )
         if value and str(value).lower() != "right":
             notes.append(f"{side} {shown(value)} is not kept; {what}")
     return notes
 
 
-def _load_berts(files: TokenizerFiles, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
+def _load_berts(
+    files: TokenizerFiles, settings: JsonObject, backend: JsonObject
+) -> tuple[Tokenizer, list[str]]:
     """Returns BERT's WordPiece, and notes."""
     directory, described = files.where, files.where / DESCRIBED
     options = berts_options(backend, described) if backend else {}
     is_general = bool(backend) and settings.get("tokenizer_class") in GENERAL
     if is_general and backend.get("post_processor") is None:
-        raise InputError(f"{described}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}")
+        raise InputError(
+            f"{described}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}"
+        )
     names = [*([] if is_general else OPTIONS.values()), INPUTS, GOOGLE]
     options |= {name: settings[name] for name in names if settings.get(name) is not None}
     for name, value in options.items():
         if not isinstance(value, bool) and name != INPUTS:
-            raise InputError(f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false")
+            raise InputError(
+                f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false"
+            )
     notes = []
     of_google = VOCAB in files.contents
     if of_google:
@@ -114,11 +139,15 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     settings = tokenizer.settings | {"model_max_length": max_positions}
     if isinstance(tokenizer.pieces, DescribedPieces):
         blank = tokenizer.pieces.puts_blank
-        write_json(directory / SETTINGS, settings | ({} if blank is None else {"add_prefix_space": blank}))
+        write_json(
+            directory / SETTINGS, settings | ({} if blank is None else {"add_prefix_space": blank})
+        )
         return []
     if tokenizer.kind != WordPiece.kind:
         write_json(directory / SETTINGS, settings)
-        return ["transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"]
+        return [
+            "transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"
+        ]
     special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     if tokenizer.config.get(LONGEST_WORD, LONGEST) not in (LONGEST, MAX_WORD_LENGTH):
         special["tokenizer_class"] = GENERAL[0]  # BERT's own class has 100 whatever the file says
@@ -132,7 +161,13 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
 
 def make_backend(tokenizer: Tokenizer) -> JsonObject:
     """Returns the contents of tokenizer.json."""
-    marked = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    marked = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     parts = bert_parts(
         {token: index for index, token in enumerate(tokenizer.vocab)},
         lowercase=tokenizer.lowercase,
@@ -156,16 +191,22 @@ def _check_settings(kind: str, files: TokenizerFiles) -> None:
     """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
     if kind not in CLASSES:
         fix = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        raise InputError(f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {fix}")
+        raise InputError(
+            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {fix}"
+        )
     for name, value in (("do_basic_tokenize", True), ("never_split", None)):
         given = files.settings.get(name)
         if given not in (None, value, []):
-            raise InputError(f"{files.where / SETTINGS}: {name} is {shown(given)}, BERT's is {shown(value)}; {OTHER}")
+            raise InputError(
+                f"{files.where / SETTINGS}: {name} is {shown(given)}, BERT's is {shown(value)}; {OTHER}"
+            )
 
 
 def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> None:
     """Raises: InputError if vocab.txt and tokenizer.json disagree about a token."""
     for token, index in ids.items():
         if not 0 <= index < len(vocab) or vocab[index].strip() != token.strip():
-            both = f"vocab.txt and tokenizer.json disagree about {shown(token)} with id {shown(index)}"
+            both = (
+                f"vocab.txt and tokenizer.json disagree about {shown(token)} with id {shown(index)}"
+            )
             raise InputError(f"{directory}: {both}; remove the one that is not this model's")

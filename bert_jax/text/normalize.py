@@ -67,10 +67,15 @@ class UnicodeTables(NamedTuple):
 
     def decompose(self, char: str) -> str:
         """Returns the full canonical decomposition of one character."""
-        if "가" <= char <= "힣":  # Hangul: a leading consonant, a vowel, and perhaps a trailing consonant
+        # Hangul: a leading consonant, a vowel, and perhaps a trailing consonant
+        if "가" <= char <= "힣":
             syllable = ord(char) - 0xAC00
             leading, vowel, trailing = syllable // 588, syllable % 588 // 28, syllable % 28
-            return chr(0x1100 + leading) + chr(0x1161 + vowel) + (chr(0x11A7 + trailing) if trailing else "")
+            return (
+                chr(0x1100 + leading)
+                + chr(0x1161 + vowel)
+                + (chr(0x11A7 + trailing) if trailing else "")
+            )
         return self.decomposition.get(ord(char), char)
 
 
@@ -87,7 +92,11 @@ class Normalizer:
     """
 
     def __init__(
-        self, lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True, google: bool = True
+        self,
+        lowercase: bool,
+        strip_accents: bool | None = None,
+        split_chinese: bool = True,
+        google: bool = True,
     ):
         self.lowercase = lowercase
         self.strip_accents = lowercase if strip_accents is None else strip_accents
@@ -140,7 +149,11 @@ class Normalizer:
             return ""
         if not self.google and any(first <= code <= last for first, last in _PRIVATE):
             return ""
-        if self.split_chinese and is_chinese(chr(code)) and (self.google or code not in _NOT_CHINESE):
+        if (
+            self.split_chinese
+            and is_chinese(chr(code))
+            and (self.google or code not in _NOT_CHINESE)
+        ):
             return f" {chr(code)} "
         return chr(code)
 
@@ -150,7 +163,9 @@ class Normalizer:
 
     def _whole_image(self, code: int) -> str:
         text = self._clean_image(code).translate(self._letters)
-        return "".join([f" {char} " if ord(char) in self._tables.punctuation else char for char in text])
+        return "".join(
+            [f" {char} " if ord(char) in self._tables.punctuation else char for char in text]
+        )
 
 
 def letter_images(lowercase: bool, strip_accents: bool) -> Mapping[int, str]:
@@ -202,7 +217,9 @@ def unicode_tables() -> UnicodeTables:
         start, end, step, shift = re.fullmatch(r"(\w+)-(\w+)/(\d)([+-]\w+)", run).groups()  # type: ignore[union-attr]
         for code in range(int(start, 16), int(end, 16) + 1, int(step)):
             lower[code] = chr(code + int(shift, 16))
-    ascii_punctuation = {code for start, end in _ASCII_PUNCTUATION for code in range(start, end + 1)}
+    ascii_punctuation = {
+        code for start, end in _ASCII_PUNCTUATION for code in range(start, end + 1)
+    }
     return UnicodeTables(
         control=_read_ranges(data["control"]),
         space=_read_ranges(data["space"]),
@@ -211,7 +228,9 @@ def unicode_tables() -> UnicodeTables:
         cased=_read_ranges(data["cased"]),
         case_ignorable=_read_ranges(data["case_ignorable"]),
         combining_class={
-            code: int(value) for value, ranges in data["combining_class"].items() for code in _read_ranges(ranges)
+            code: int(value)
+            for value, ranges in data["combining_class"].items()
+            for code in _read_ranges(ranges)
         },
         lower=lower,
         decomposition=_read_mappings(data["decomposition"]),
@@ -266,7 +285,11 @@ def _reorderable() -> re.Pattern[str]:
     """Returns a pattern for characters with a combining class that survive the dropping of accents."""
     tables = unicode_tables()
     survivors = tables.combining_class.keys() - tables.nonspacing_mark
-    sources = [code for code, image in tables.decomposition.items() if any(ord(char) in survivors for char in image)]
+    sources = [
+        code
+        for code, image in tables.decomposition.items()
+        if any(ord(char) in survivors for char in image)
+    ]
     return re.compile("[" + "".join(map(chr, sorted(survivors.union(sources)))) + "]")
 
 
@@ -277,4 +300,7 @@ def _read_ranges(text: str) -> frozenset[int]:
 
 def _read_mappings(text: str) -> dict[int, str]:
     pairs = [item.split("=") for item in text.split()]
-    return {int(code, 16): "".join(chr(int(part, 16)) for part in image.split(".")) for code, image in pairs}
+    return {
+        int(code, 16): "".join(chr(int(part, 16)) for part in image.split("."))
+        for code, image in pairs
+    }

@@ -63,8 +63,13 @@ class TracedText(NamedTuple):
 
         An empty span stays empty, where the character at it begins.
         """
-        starts, ends = np.append(self.starts, length)[spans[:, 0]], np.append(0, self.ends)[spans[:, 1]]
-        return np.stack([starts, np.where(spans[:, 0] == spans[:, 1], starts, ends)], axis=1).astype(np.int32)
+        starts, ends = (
+            np.append(self.starts, length)[spans[:, 0]],
+            np.append(0, self.ends)[spans[:, 1]],
+        )
+        return np.stack(
+            [starts, np.where(spans[:, 0] == spans[:, 1], starts, ends)], axis=1
+        ).astype(np.int32)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Returns the smallest span of the original that covers the characters [start, end)."""
@@ -86,7 +91,9 @@ def trace_without_surrogates(text: str) -> TracedText:
     traced = trace(text)
     if text.isascii() or not _SURROGATES.search(text):
         return traced
-    return traced.reorder([position for position, char in enumerate(text) if not _SURROGATES.match(char)])
+    return traced.reorder(
+        [position for position, char in enumerate(text) if not _SURROGATES.match(char)]
+    )
 
 
 def move_spans(spans: Sequence[int], counts: Sequence[int], distances: Sequence[int]) -> np.ndarray:
@@ -111,7 +118,11 @@ def read_piece_spans(content: bytes) -> tuple[list[int], np.ndarray]:
             values = [0] * 6  # of its fields: 2 is its id, 4 and 5 are begin and end
             for inner, start, stop in parse_fields(content, first, last):
                 if inner in (2 << 3, 4 << 3, 5 << 3):
-                    values[inner >> 3] = content[start] if stop == start + 1 else parse_varint(content, start, stop)[0]
+                    values[inner >> 3] = (
+                        content[start]
+                        if stop == start + 1
+                        else parse_varint(content, start, stop)[0]
+                    )
             ids.append(values[2])
             spans += values[4:]
     return ids, np.array(spans, np.int64).reshape(-1, 2)

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 BLANK = "\u2581"  # how a piece writes the blank before a word
 
-_THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
+# of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
+_THREADS = 16
 _LONGEST_LINE = 4096  # characters; the trainer skips lines that are too long, so they are cut
 
 NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
@@ -67,7 +68,9 @@ def stands_alone(char: str) -> bool:
 def join_ids(encoded: Sequence[list[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the concatenated ids of all texts, in the smallest type, and the number of ids of each."""
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    return np.fromiter(itertools.chain.from_iterable(encoded), np.min_scalar_type(vocab_size - 1), counts.sum()), counts
+    return np.fromiter(
+        itertools.chain.from_iterable(encoded), np.min_scalar_type(vocab_size - 1), counts.sum()
+    ), counts
 
 
 class SentencePieces:
@@ -99,17 +102,25 @@ class SentencePieces:
         self._specials = {self.ids[token]: token for token in SPECIAL_TOKENS if token in self.ids}
 
     def __reduce__(self) -> tuple:
-        return SentencePieces, (self.content, self.config["do_lower_case"], self.config["strip_accents"])
+        return SentencePieces, (
+            self.content,
+            self.config["do_lower_case"],
+            self.config["strip_accents"],
+        )
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(self._model, self._prepared(text))
 
-    def _encode(self, model: "sentencepiece.SentencePieceProcessor", text: str, **options: Any) -> Any:
+    def _encode(
+        self, model: "sentencepiece.SentencePieceProcessor", text: str, **options: Any
+    ) -> Any:
         """Returns what the library makes of a text. Raises: InputError if it fails, as with a damaged charsmap."""
         try:
             return model.encode(text, **options)
         except (RuntimeError, UnicodeDecodeError) as error:
-            problem = f"the SentencePiece model fails on the text {shown(text)} ({one_line(error)[:120]})"
+            problem = (
+                f"the SentencePiece model fails on the text {shown(text)} ({one_line(error)[:120]})"
+            )
             raise TextError(f"{problem}; copy it again", text) from None
 
     def _prepared(self, text: str) -> str:
@@ -126,7 +137,9 @@ class SentencePieces:
 
         def go_on(rest: str) -> list[int]:
             return (
-                self._encode(self._inner_model, self._prepared(rest)) if rest and not rest[0].isspace() else self(rest)
+                self._encode(self._inner_model, self._prepared(rest))
+                if rest and not rest[0].isspace()
+                else self(rest)
             )
 
         return encode_between(text, self.ids, self, go_on)
@@ -136,7 +149,9 @@ class SentencePieces:
         traced = trace_without_surrogates(text)
         if self._letters is not None:
             traced = traced.translate(self._letters, unicode_tables().nonspacing_mark)
-        ids, spans = read_piece_spans(self._encode(self._model, traced.text, out_type="serialized_proto"))
+        ids, spans = read_piece_spans(
+            self._encode(self._model, traced.text, out_type="serialized_proto")
+        )
         is_blank = np.array([self.vocab[index] == BLANK for index in ids], bool)
         spans = trim_blanks(traced.text, to_code_points(traced.text, spans), is_blank)
         return ids, traced.original_spans(spans, len(text))
@@ -145,7 +160,9 @@ class SentencePieces:
     def _inner_model(self) -> "sentencepiece.SentencePieceProcessor":
         """The model, but for the blank that it puts before every text."""
         # Fields at the end of a protocol buffer override earlier ones: normalizer_spec.add_dummy_prefix = false.
-        return _open_model(self.content + bytes([_NORMALIZER << 3 | 2, 2, _ADD_DUMMY_PREFIX << 3, 0]))
+        return _open_model(
+            self.content + bytes([_NORMALIZER << 3 | 2, 2, _ADD_DUMMY_PREFIX << 3, 0])
+        )
 
     def begins_word(self, token: str) -> bool:
         """Returns whether a token begins a word.
@@ -168,7 +185,11 @@ class SentencePieces:
 
 
 def read_sentencepieces(
-    content: bytes, path: Path, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+    content: bytes,
+    path: Path,
+    config: JsonObject,
+    lowercase: bool | None,
+    strip_accents: bool | None,
 ) -> SentencePieces:
     """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise.
 
@@ -179,7 +200,8 @@ def read_sentencepieces(
             lowercase = config.get("do_lower_case")
         if lowercase is None:
             model = _open_model(content)
-            lowercase = _folds(model) or is_lowercase(_vocab(model), {})  # one that folds case may know the Turkish İ
+            # one that folds case may know the Turkish İ
+            lowercase = _folds(model) or is_lowercase(_vocab(model), {})
         if strip_accents is None:
             strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
         return SentencePieces(content, bool(lowercase), bool(strip_accents))
@@ -239,7 +261,9 @@ def _check_blanks(content: bytes) -> None:
     fields = parse_fields(content, 0, len(content))
     trainer = b"".join(content[first:last] for tag, first, last in fields if tag >> 3 == _TRAINER)
     if parse_message(trainer).get(_BLANK_AS_SUFFIX, [0])[-1]:
-        raise InputError("its pieces end with blanks; train a model without treat_whitespace_as_suffix")
+        raise InputError(
+            "its pieces end with blanks; train a model without treat_whitespace_as_suffix"
+        )
 
 
 def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
@@ -315,7 +339,9 @@ def learn_sentencepieces(
     Raises: InputError if vocab_size is too small for the characters or too large for the text.
     """
     if not 0.98 <= character_coverage <= 1:
-        raise InputError(f"character_coverage {character_coverage} is not in 0.98..1; 0.9995 and 1 are usual")
+        raise InputError(
+            f"character_coverage {character_coverage} is not in 0.98..1; 0.9995 and 1 are usual"
+        )
     if not any(line.split() for line in lines):  # older trainers end the process
         raise InputError(NO_WORDS)
     letters = letter_images(lowercase=False, strip_accents=True) if strip_accents else {}
@@ -326,7 +352,8 @@ def learn_sentencepieces(
             sentence_iterator=_cut(line.translate(letters) for line in lines),
             model_writer=content,
             model_type=model_type,
-            vocab_size=max(vocab_size, len(SPECIAL_TOKENS) + num_unused),  # with fewer its error is of no use
+            # with fewer its error is of no use
+            vocab_size=max(vocab_size, len(SPECIAL_TOKENS) + num_unused),
             normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
             character_coverage=character_coverage,
             pad_id=0,
@@ -335,7 +362,10 @@ def learn_sentencepieces(
             unk_piece="[UNK]",
             bos_id=-1,
             eos_id=-1,
-            control_symbols=[*SPECIAL_TOKENS[2:], *(f"[unused{index}]" for index in range(num_unused))],
+            control_symbols=[
+                *SPECIAL_TOKENS[2:],
+                *(f"[unused{index}]" for index in range(num_unused)),
+            ],
             max_sentence_length=4 * _LONGEST_LINE,  # bytes
             num_threads=_THREADS,
             minloglevel=2,
@@ -347,16 +377,22 @@ def learn_sentencepieces(
 
 def _cut(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        yield from (line[start : start + _LONGEST_LINE] for start in range(0, len(line), _LONGEST_LINE))
+        yield from (
+            line[start : start + _LONGEST_LINE] for start in range(0, len(line), _LONGEST_LINE)
+        )
 
 
 def _refusal(message: str, vocab_size: int) -> Exception:
     """Returns the exception to raise for an error of the trainer."""
     if match := re.search(r"smaller than required_chars\. -?\d+ vs (\d+)", message):
         fix = f"--vocab_size={match[1]} or more, or a smaller --character_coverage"
-        return InputError(f"vocab_size {vocab_size} is too small for the characters of the text; use {fix}")
+        return InputError(
+            f"vocab_size {vocab_size} is too small for the characters of the text; use {fix}"
+        )
     if match := re.search(r"value <= (\d+)", message):
-        return InputError(f"vocab_size {vocab_size} is too large for this text; use --vocab_size={match[1]} or less")
+        return InputError(
+            f"vocab_size {vocab_size} is too large for this text; use --vocab_size={match[1]} or less"
+        )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return InputError(NO_WORDS)
     return RuntimeError(message)

@@ -52,7 +52,9 @@ class Tokenizer:
     def __init__(self, pieces: WordPiece | SentencePieces | DescribedPieces):
         ids, template = pieces.ids, pieces.template
         if missing := [token for token in template.specials if token not in ids]:
-            raise InputError(f"the vocabulary of {len(pieces.vocab)} tokens lacks {', '.join(missing)}; add them")
+            raise InputError(
+                f"the vocabulary of {len(pieces.vocab)} tokens lacks {', '.join(missing)}; add them"
+            )
         self.pieces = pieces
         self.vocab: Sequence[str] = pieces.vocab
         self.vocab_size = len(pieces.vocab)
@@ -80,7 +82,11 @@ class Tokenizer:
         Google's limit of the length of a word, 200, and Hugging Face's, 100, give the same fingerprint, so that data
         made with a vocab.txt go with a model of its tokenizer.json; so do their rules of a few characters.
         """
-        config = {name: value for name, value in self.config.items() if (name, value) != (LONGEST_WORD, 100)}
+        config = {
+            name: value
+            for name, value in self.config.items()
+            if (name, value) != (LONGEST_WORD, 100)
+        }
         if self.kind == WordPiece.kind:
             config = {name: value for name, value in config.items() if name not in (GOOGLE, INPUTS)}
         options = json.dumps([self.kind, config], sort_keys=True)
@@ -139,7 +145,9 @@ class Tokenizer:
         Raises: InputError if the vocabulary does not have it.
         """
         if token not in self.pieces.ids:
-            raise InputError(f"token {token!r} is not in the vocabulary of {self.vocab_size}; tokenize() splits words")
+            raise InputError(
+                f"token {token!r} is not in the vocabulary of {self.vocab_size}; tokenize() splits words"
+            )
         return self.pieces.ids[token]
 
     def with_blanks(self) -> "Tokenizer":
@@ -187,7 +195,9 @@ def wordpiece_tokenizer(
     return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese), longest))
 
 
-def tokenizer_of(files: TokenizerFiles, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
+def tokenizer_of(
+    files: TokenizerFiles, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> Tokenizer:
     """Returns the tokenizer of a directory's files; see `load_tokenizer`, which reads them.
 
     A tokenizer.json that is not BERT's precedes vocab.txt.
@@ -195,9 +205,13 @@ def tokenizer_of(files: TokenizerFiles, lowercase: bool | None = None, strip_acc
     config, backend = files.settings, files.described
     for name in _OPTIONS:
         if (value := config.get(name)) is not None and not isinstance(value, bool):
-            raise InputError(f"{files.where / SETTINGS}: {name} is {shown(value)}; make it true or false")
+            raise InputError(
+                f"{files.where / SETTINGS}: {name} is {shown(value)}; make it true or false"
+            )
     if type(longest := config.get(LONGEST_WORD)) not in (int, type(None)):
-        raise InputError(f"{files.where / SETTINGS}: {LONGEST_WORD} is {shown(longest)}; make it a whole number")
+        raise InputError(
+            f"{files.where / SETTINGS}: {LONGEST_WORD} is {shown(longest)}; make it a whole number"
+        )
     if backend is not None:
         backend, config, _ = as_loaded(files, backend, config)
     elif made := vocab_with_added(files):
@@ -205,11 +219,19 @@ def tokenizer_of(files: TokenizerFiles, lowercase: bool | None = None, strip_acc
     described = files.where / DESCRIBED
     config = _with_options_of(backend, described, config)
     names = list(files.contents)
-    if backend is not None and names[:1] in ([], [VOCAB]) and (not names or is_others(backend, described)):
+    if (
+        backend is not None
+        and names[:1] in ([], [VOCAB])
+        and (not names or is_others(backend, described))
+    ):
         return parse_tokenizer(backend, described, config, lowercase, strip_accents)
     if len(names) > 1:
-        raise InputError(f"directory {files.where} holds both {' and '.join(names)}; give the one you mean")
-    return parse_tokenizer(files.contents[names[0]], files.where / names[0], config, lowercase, strip_accents)
+        raise InputError(
+            f"directory {files.where} holds both {' and '.join(names)}; give the one you mean"
+        )
+    return parse_tokenizer(
+        files.contents[names[0]], files.where / names[0], config, lowercase, strip_accents
+    )
 
 
 def parse_tokenizer(
@@ -241,7 +263,11 @@ def _with_options_of(backend: JsonObject | None, path: Path, config: JsonObject)
         return config
     options: JsonObject = {}
     with contextlib.suppress(InputError):  # another's, or damaged
-        options = {name: value for name, value in berts_options(backend, path).items() if isinstance(value, bool)}
+        options = {
+            name: value
+            for name, value in berts_options(backend, path).items()
+            if isinstance(value, bool)
+        }
     model = backend.get("model")
     longest = model.get(LONGEST_WORD) if isinstance(model, dict) else None
     if type(longest) is int and longest > 0:

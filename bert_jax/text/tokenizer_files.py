@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bert_jax.text.vocab import JsonObject, parse_vocab
 
-VOCAB, SPIECE, DESCRIBED = "vocab.txt", "spiece.model", "tokenizer.json"  # the files with a vocabulary
+# the files with a vocabulary
+VOCAB, SPIECE, DESCRIBED = "vocab.txt", "spiece.model", "tokenizer.json"
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.errors import InputError, TextError, no_panic, one_line, package_needed, reading, shown
+from bert_jax.errors import (
+    InputError,
+    TextError,
+    no_panic,
+    one_line,
+    package_needed,
+    reading,
+    shown,
+)
 from bert_jax.text.bert_json import berts_options, berts_vocab, is_plain, longest_word, read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
@@ -36,12 +44,15 @@ if TYPE_CHECKING:
 
 _USUAL = {*SPECIAL_TOKENS, *(f"<{role}>" for role in ROLES), "<s>", "</s>"}
 _COPY = "copy it again"
-_HIDDEN = "\ufdd0"  # before the name of a special token that text shall not become; Unicode gives it no character
+# before the name of a special token that text shall not become; Unicode gives it no character
+_HIDDEN = "\ufdd0"
 
 # How byte-level tokens are written: a character for each byte, its own where that can be seen.
 _SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
 _BYTES = {chr(byte): byte for byte in _SEEN}
-_BYTES |= {chr(256 + index): byte for index, byte in enumerate(sorted(set(range(256)) - set(_SEEN)))}
+_BYTES |= {
+    chr(256 + index): byte for index, byte in enumerate(sorted(set(range(256)) - set(_SEEN)))
+}
 
 
 class DescribedPieces:
@@ -58,16 +69,24 @@ class DescribedPieces:
         except (ValueError, RecursionError):
             described = None
         if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
-            raise InputError(f"it is not a JSON object with a model, so it describes no tokenizer; {_COPY}")
+            raise InputError(
+                f"it is not a JSON object with a model, so it describes no tokenizer; {_COPY}"
+            )
         # What transformers stores here of the last call is not the tokenizer's.
         described |= {"truncation": None, "padding": None}
-        self.content = json.dumps(described, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+        self.content = json.dumps(described, ensure_ascii=False, sort_keys=True).encode(
+            "utf-8", "surrogatepass"
+        )
         model = described["model"]
         if model.get("dropout"):
-            raise InputError(f"its dropout {shown(model['dropout'])} makes ids random; set it to null")
+            raise InputError(
+                f"its dropout {shown(model['dropout'])} makes ids random; set it to null"
+            )
         if model.get("end_of_word_suffix"):
             suffix = shown(model["end_of_word_suffix"])
-            raise InputError(f"its tokens end with {suffix}, so they do not say where words begin; use one without it")
+            raise InputError(
+                f"its tokens end with {suffix}, so they do not say where words begin; use one without it"
+            )
         described_alone = described | {"post_processor": None}
         self._described = json.dumps(described_alone)
         has_types = bool(second_type(settings))
@@ -92,7 +111,10 @@ class DescribedPieces:
         self.template = Template(tuple(specials[role] for role in ROLES), separators, kind, blank)
         normalizer = self._model.normalizer
         with no_panic():  # else the text "a" would have failed
-            small, plain = (normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char for char in "Aé")
+            small, plain = (
+                normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char
+                for char in "Aé"
+            )
         self.config = {f"{role}_token": specials[role] for role in ROLES} | {
             "do_lower_case": small == "a",
             "strip_accents": plain == "e",
@@ -119,7 +141,10 @@ class DescribedPieces:
         elif last.get("type") == "Metaspace":
             last["prepend_scheme"] = "always"
         else:  # in a sequence, a ByteLevel would put it before every part of a text
-            before = [{"type": "Prepend", "prepend": " "}, *[part for part in [described.get("normalizer")] if part]]
+            before = [
+                {"type": "Prepend", "prepend": " "},
+                *[part for part in [described.get("normalizer")] if part],
+            ]
             described["normalizer"] = {"type": "Sequence", "normalizers": before}
         return DescribedPieces(json.dumps(described).encode(), self.config)
 
@@ -165,7 +190,8 @@ class DescribedPieces:
         encoding = self._encode(self._model, whole)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         is_blank = np.array([not whole[start:end].strip() for start, end in encoding.offsets], bool)
-        alone = np.array([token == BLANK for token in encoding.tokens], bool)  # the blank before a word
+        # the blank before a word
+        alone = np.array([token == BLANK for token in encoding.tokens], bool)
         spans[alone, 1] = spans[alone, 0]
         spans = trim_blanks(whole, spans, is_blank | alone)
         return encoding.ids, traced.original_spans(spans, len(text))
@@ -179,7 +205,9 @@ class DescribedPieces:
             return True
         if self._in_bytes and not set(token) - _BYTES.keys():
             # The character that a part of it begins may be cut: some character of the same range.
-            token = (bytes(map(_BYTES.__getitem__, token)) + b"\x80\x80\x80").decode("utf-8", "replace")
+            token = (bytes(map(_BYTES.__getitem__, token)) + b"\x80\x80\x80").decode(
+                "utf-8", "replace"
+            )
         if self._blanks:
             return token.startswith(BLANK) or token[0].isspace() or stands_alone(token[0])
         return not (self._prefix and token.startswith(self._prefix))
@@ -187,11 +215,19 @@ class DescribedPieces:
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the tokens."""
         with no_panic():
-            return self._model.decode(list(map(int, ids)), skip_special_tokens=False).replace(_HIDDEN, "").strip()
+            return (
+                self._model.decode(list(map(int, ids)), skip_special_tokens=False)
+                .replace(_HIDDEN, "")
+                .strip()
+            )
 
 
 def read_described(
-    path: Path, backend: JsonObject, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+    path: Path,
+    backend: JsonObject,
+    config: JsonObject,
+    lowercase: bool | None,
+    strip_accents: bool | None,
 ) -> WordPiece | DescribedPieces:
     """Returns the algorithm of a tokenizer.json, `backend`: `WordPiece` if it is BERT's, with no other tokens added.
 
@@ -203,11 +239,15 @@ def read_described(
         options["do_lower_case"] = is_lowercase(vocab, options, lowercase)
         if strip_accents is not None:
             options["strip_accents"] = strip_accents
-        return make_wordpiece(vocab, {GOOGLE: False} | options | {LONGEST_WORD: longest_word(backend, path)})
+        return make_wordpiece(
+            vocab, {GOOGLE: False} | options | {LONGEST_WORD: longest_word(backend, path)}
+        )
     pieces = read_pieces(path, backend, config)
     for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
         if value not in (None, pieces.config[name]):
-            raise InputError(f"{path}: {name} is {shown(pieces.config[name])} in the file itself; leave it so")
+            raise InputError(
+                f"{path}: {name} is {shown(pieces.config[name])} in the file itself; leave it so"
+            )
     return pieces
 
 
@@ -236,15 +276,21 @@ def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
     """
     added, model = described.get("added_tokens") or [], described["model"]
     try:
-        added = [token | {"special": token["special"] and token["content"] in roles} for token in added]
-        special = {token["content"] for token in added if token["special"]} - {model.get("unk_token")}
+        added = [
+            token | {"special": token["special"] and token["content"] in roles} for token in added
+        ]
+        special = {token["content"] for token in added if token["special"]} - {
+            model.get("unk_token")
+        }
         hide = {token: _HIDDEN + token for token in special}
         vocab = model.get("vocab")
         if isinstance(vocab, dict):
             vocab = {hide.get(token, token): index for token, index in vocab.items()}
         elif isinstance(vocab, list):
             vocab = [[hide.get(token, token), score] for token, score in vocab]
-        added = [token | {"content": hide.get(token["content"], token["content"])} for token in added]
+        added = [
+            token | {"content": hide.get(token["content"], token["content"])} for token in added
+        ]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError(f"its vocabulary or added_tokens are damaged; {_COPY}") from None
     return described | {"added_tokens": added, "model": model | {"vocab": vocab}}
@@ -278,18 +324,30 @@ def _in_order(ids: Mapping[str, int], added: object) -> tuple[str, ...]:
     return tuple(vocab)
 
 
-def _special_tokens(pieces: DescribedPieces, settings: JsonObject, model: JsonObject) -> dict[str, str]:
+def _special_tokens(
+    pieces: DescribedPieces, settings: JsonObject, model: JsonObject
+) -> dict[str, str]:
     """Returns the token of each role: from tokenizer_config.json, from the model, or by its usual name."""
     tokens, ids, vocab = {}, pieces.ids, pieces.vocab
     for role, usual in zip(ROLES, SPECIAL_TOKENS, strict=True):
         named = token_of(settings, role)
         if not named and role == "unk":
             unk_id = model.get("unk_id")
-            named = vocab[unk_id] if isinstance(unk_id, int) and 0 <= unk_id < len(vocab) else model.get("unk_token")
+            named = (
+                vocab[unk_id]
+                if isinstance(unk_id, int) and 0 <= unk_id < len(vocab)
+                else model.get("unk_token")
+            )
         named = named or next((token for token in (usual, f"<{role}>") if token in ids), None)
         if named not in ids:
-            what = f"{role}_token {shown(named)} is not in" if named else f"nothing names the {role}_token of"
-            raise InputError(f"{what} the vocabulary of {len(ids)} tokens; name one of it in tokenizer_config.json")
+            what = (
+                f"{role}_token {shown(named)} is not in"
+                if named
+                else f"nothing names the {role}_token of"
+            )
+            raise InputError(
+                f"{what} the vocabulary of {len(ids)} tokens; name one of it in tokenizer_config.json"
+            )
         tokens[role] = named
     return tokens
 
@@ -298,7 +356,9 @@ def _kinds(part: Any) -> Iterator[Any]:
     """Yields the types of all parts inside a part of the file."""
     if isinstance(part, dict):
         yield part.get("type")
-    for member in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+    for member in (
+        part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    ):
         yield from _kinds(member)
 
 
@@ -306,7 +366,11 @@ def _kinds(part: Any) -> Iterator[Any]:
 
 
 def learn_bytes(
-    lines: Sequence[str], vocab_size: int, lowercase: bool = False, strip_accents: bool = False, num_unused: int = 0
+    lines: Sequence[str],
+    vocab_size: int,
+    lowercase: bool = False,
+    strip_accents: bool = False,
+    num_unused: int = 0,
 ) -> DescribedPieces:
     """Returns a byte-level BPE of exactly `vocab_size` tokens: special and unused ones, the 256 bytes, then pieces.
 

@@ -28,7 +28,8 @@ class Template(NamedTuple):
     specials: tuple[str, ...] = SPECIAL_TOKENS  # the names of `SPECIAL_TOKENS` in the vocabulary
     separators: int = 1  # the number of [SEP] between A and B
     second_type: int = 1  # the type of B's tokens; 0 as A's
-    blank: str = ""  # put before a sentence or word that follows another, where that changes its tokens
+    # put before a sentence or word that follows another, where that changes its tokens
+    blank: str = ""
 
 
 MIN_COUNT = 2  # a token must occur this often in the text
@@ -60,7 +61,10 @@ def vocab_bytes(vocab: Sequence[str]) -> bytes:
 
 
 def encode_between(
-    text: str, ids: Mapping[str, int], encode: Callable[[str], list[int]], go_on: Callable[[str], list[int]]
+    text: str,
+    ids: Mapping[str, int],
+    encode: Callable[[str], list[int]],
+    go_on: Callable[[str], list[int]],
 ) -> list[int]:
     """Returns the ids of text in which `SPECIAL_TOKENS` stand for themselves; `go_on` encodes the text after one."""
     first, *parts = re.split("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")", text)
@@ -131,7 +135,11 @@ class LearntVocab:
 
 
 def learn_vocab(
-    counts: dict[str, int], normalizer: Normalizer, vocab_size: int, alphabet_size: int = 1000, num_unused: int = 0
+    counts: dict[str, int],
+    normalizer: Normalizer,
+    vocab_size: int,
+    alphabet_size: int = 1000,
+    num_unused: int = 0,
 ) -> LearntVocab:
     """Returns a vocabulary of exactly `vocab_size` tokens: special, unused, characters, then frequent pieces.
 
@@ -156,9 +164,15 @@ def learn_vocab(
         raise InputError("the input holds no words to learn a vocabulary from; give text")
     if len(vocab) > vocab_size:
         few = f"vocab_size {vocab_size} is too small for special, unused and one-character tokens"
-        raise InputError(f"{few}; use --vocab_size={len(vocab)} or more, or a smaller --alphabet_size")
+        raise InputError(
+            f"{few}; use --vocab_size={len(vocab)} or more, or a smaller --alphabet_size"
+        )
     known = set(alphabet)
-    words = {word: count for word, count in counts.items() if len(word) <= MAX_WORD_LENGTH and known.issuperset(word)}
+    words = {
+        word: count
+        for word, count in counts.items()
+        if len(word) <= MAX_WORD_LENGTH and known.issuperset(word)
+    }
     pieces = _PieceLearner(vocab, words)
     while len(pieces.vocab) < vocab_size:
         if not pieces.learn_one():
@@ -177,7 +191,15 @@ def learn_vocab(
 def reserved_tokens(num_unused: int) -> list[str]:
     """Returns the special tokens, and the unused ones where Google's vocabularies have them."""
     unused = [f"[unused{index}]" for index in range(num_unused)]
-    return ["[PAD]", *unused[:_UNUSED_BEFORE_UNK], "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused[_UNUSED_BEFORE_UNK:]]
+    return [
+        "[PAD]",
+        *unused[:_UNUSED_BEFORE_UNK],
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *unused[_UNUSED_BEFORE_UNK:],
+    ]
 
 
 def _alphabet(counts: dict[str, int], size: int) -> list[str]:
@@ -200,7 +222,10 @@ class _PieceLearner:
         self._ids = {token: index for index, token in enumerate(vocab)}
         self._counts = list(words.values())
         self._words = [
-            [self._ids[char if position == 0 else CONTINUATION + char] for position, char in enumerate(word)]
+            [
+                self._ids[char if position == 0 else CONTINUATION + char]
+                for position, char in enumerate(word)
+            ]
             for word in words
         ]
         self._pair_counts: collections.defaultdict[int, int] = collections.defaultdict(int)

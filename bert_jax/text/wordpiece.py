@@ -10,7 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.text.normalize import Normalizer, blank_separated, spans_between_blanks, unicode_tables
+from bert_jax.text.normalize import (
+    Normalizer,
+    blank_separated,
+    spans_between_blanks,
+    unicode_tables,
+)
 from bert_jax.text.offsets import move_spans
 from bert_jax.text.tokenizer_files import VOCAB
 from bert_jax.text.vocab import (
@@ -29,10 +34,27 @@ INPUTS = "model_input_names"  # Hugging Face's: what rows have; without token_ty
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that follow tokenizer.json
 # Its classes of BERT's tokenizer, and those that say nothing; another class splits text in another way.
-_OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert")
+_OF_BERT = (
+    "Bert",
+    "DistilBert",
+    "MobileBert",
+    "Electra",
+    "ConvBert",
+    "SqueezeBert",
+    "LayoutLM",
+    "Lxmert",
+)
 BERTS = tuple(f"{model}Tokenizer" for model in _OF_BERT)  # which are the same
-CLASSES = ("", "AutoTokenizer", *GENERAL, "SentencePiece", *BERTS, *(f"{name}Fast" for name in BERTS))
-_CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
+CLASSES = (
+    "",
+    "AutoTokenizer",
+    *GENERAL,
+    "SentencePiece",
+    *BERTS,
+    *(f"{name}Fast" for name in BERTS),
+)
+# about 150 MB; as many different words as there are in 50 MB of English text
+_CACHED_WORDS = 500_000
 
 _FIRST_LETTERS = 4  # of a word, which limit the length of a token that begins it
 _SHORT_SIZES = tuple(range(_FIRST_LETTERS - 1, 0, -1))
@@ -62,7 +84,8 @@ class WordPiece:
         self.template = template
         self.normalizer = normalizer
         self.longest = longest  # characters; a longer word is [UNK]
-        self.ids = {token: index for index, token in enumerate(vocab)}  # of duplicate tokens the last counts
+        # of duplicate tokens the last counts
+        self.ids = {token: index for index, token in enumerate(vocab)}
         self._heads = _Pieces(self.ids)
         self._tails = _Pieces(
             {
@@ -76,10 +99,13 @@ class WordPiece:
         self._spans = _Memo(self._spans_between_blanks)
 
     def __reduce__(self) -> tuple:
-        return WordPiece, (self.vocab, self.normalizer, self.longest, self.template)  # without the words seen so far
+        # without the words seen so far
+        return WordPiece, (self.vocab, self.normalizer, self.longest, self.template)
 
     def __call__(self, text: str) -> list[int]:
-        return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
+        return list(
+            itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text)))
+        )
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
@@ -135,7 +161,11 @@ class WordPiece:
 
     def _blank_separated(self, word: str) -> tuple[int, ...]:
         """Returns the ids of text without blanks, such as "(Hello)," or a Chinese sentence."""
-        return tuple(itertools.chain.from_iterable(map(self._normal_words.__getitem__, self.normalizer(word))))
+        return tuple(
+            itertools.chain.from_iterable(
+                map(self._normal_words.__getitem__, self.normalizer(word))
+            )
+        )
 
     def _spans_between_blanks(self, text: str) -> tuple[int, ...]:
         """Returns start, end, start, end.. of the tokens of text without blanks; [UNK] covers its whole word."""
@@ -145,7 +175,11 @@ class WordPiece:
             for index in ids:
                 token = self.vocab[index]
                 start, end = end, end + len(token.removeprefix(CONTINUATION) if end else token)
-                spans += word.span(start, end) if index != self.ids["[UNK]"] else word.span(0, len(word.text))
+                spans += (
+                    word.span(start, end)
+                    if index != self.ids["[UNK]"]
+                    else word.span(0, len(word.text))
+                )
         return tuple(spans)
 
     def _pieces_of_word(self, word: str) -> tuple[int, ...]:
@@ -179,11 +213,17 @@ class _Pieces:
         for token in ids:
             if len(token) >= _FIRST_LETTERS:
                 lengths.setdefault(token[:_FIRST_LETTERS], set()).add(len(token))
-        self.sizes = {first: (*sorted(sizes, reverse=True), *_SHORT_SIZES) for first, sizes in lengths.items()}
+        self.sizes = {
+            first: (*sorted(sizes, reverse=True), *_SHORT_SIZES) for first, sizes in lengths.items()
+        }
 
 
 def read_wordpiece(
-    content: bytes, path: Path, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+    content: bytes,
+    path: Path,
+    config: JsonObject,
+    lowercase: bool | None,
+    strip_accents: bool | None,
 ) -> WordPiece:
     """Returns the algorithm of a vocabulary file, with the options of `config` unless the arguments say otherwise.
 
@@ -195,9 +235,13 @@ def read_wordpiece(
     kind = config.get("tokenizer_class") or ""
     if kind not in CLASSES or not config.get("do_basic_tokenize", True):
         what = f", but {str(kind)[:80]}" if kind not in CLASSES else ""
-        raise InputError(f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}")
+        raise InputError(
+            f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}"
+        )
     lowercase = is_lowercase(vocab, config, lowercase)
-    return make_wordpiece(vocab, config | {"do_lower_case": lowercase, "strip_accents": strip_accents})
+    return make_wordpiece(
+        vocab, config | {"do_lower_case": lowercase, "strip_accents": strip_accents}
+    )
 
 
 def make_wordpiece(vocab: Sequence[str], options: JsonObject) -> WordPiece:
@@ -209,7 +253,10 @@ def make_wordpiece(vocab: Sequence[str], options: JsonObject) -> WordPiece:
         google=options.get(GOOGLE) is not False,
     )
     return WordPiece(
-        vocab, normalizer, options.get(LONGEST_WORD) or MAX_WORD_LENGTH, Template(second_type=second_type(options))
+        vocab,
+        normalizer,
+        options.get(LONGEST_WORD) or MAX_WORD_LENGTH,
+        Template(second_type=second_type(options)),
     )
 
 
@@ -228,7 +275,9 @@ def is_lowercase(vocab: Sequence[str], config: JsonObject, given: bool | None = 
         return bool(option)
     bracketed = re.compile(r"\[.*\]|<.*>")
     capitals = unicode_tables().lower
-    return not any(ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token)
+    return not any(
+        ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token
+    )
 
 
 class _Memo(dict[str, tuple[int, ...]]):
@@ -242,6 +291,7 @@ class _Memo(dict[str, tuple[int, ...]]):
         if len(self) >= _CACHED_WORDS:
             self.clear()
         ids = self._function(word)
-        if len(word) <= MAX_WORD_LENGTH:  # a page of Chinese has no blanks: it is one long "word", seen once
+        # a page of Chinese has no blanks: it is one long "word", seen once
+        if len(word) <= MAX_WORD_LENGTH:
             self[word] = ids
         return ids

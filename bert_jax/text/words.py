@@ -17,17 +17,22 @@ import numpy as np
 from bert_jax.text.normalize import Normalizer, without_control_blanks
 
 _KEY_BYTES = 16  # of a word that the table holds; a longer one is in a dict
-_CACHED_WORDS = 500_000  # as many different ones as there are in 50 MB of English text; 30 MB with their ids
+# as many different ones as there are in 50 MB of English text; 30 MB with their ids
+_CACHED_WORDS = 500_000
 
 # The code points that `str.split` takes for blanks, beside 9 to 13, 28 to 31 and 32.
-_WIDE_BLANKS = [chr(code).encode() for code in range(128, 0x10000) if chr(code).isspace()]  # two or three bytes
+# two or three bytes
+_WIDE_BLANKS = [chr(code).encode() for code in range(128, 0x10000) if chr(code).isspace()]
 _WIDE_LEADS = np.isin(np.arange(256), [blank[0] for blank in _WIDE_BLANKS])
 _WIDE_CODES = {
-    size: np.array([int.from_bytes(blank, "big") for blank in _WIDE_BLANKS if len(blank) == size]) for size in (2, 3)
+    size: np.array([int.from_bytes(blank, "big") for blank in _WIDE_BLANKS if len(blank) == size])
+    for size in (2, 3)
 }
 # What a key keeps of the 8 bytes at a word's start, and of the next 8, by the word's length.
 _MASKS = [
-    np.array([(1 << 8 * min(max(size - skipped, 0), 8)) - 1 for size in range(_KEY_BYTES + 1)], "<u8")
+    np.array(
+        [(1 << 8 * min(max(size - skipped, 0), 8)) - 1 for size in range(_KEY_BYTES + 1)], "<u8"
+    )
     for skipped in (0, 8)
 ]
 
@@ -70,7 +75,8 @@ class WordNumbers:
 
     def __init__(self) -> None:
         self.count = 1  # numbers given, 0 among them
-        self._slots = np.zeros(1 << 10, np.int32)  # the numbers of words, near their hashes; 0 is free
+        # the numbers of words, near their hashes; 0 is free
+        self._slots = np.zeros(1 << 10, np.int32)
         self._keys = np.zeros((2, 1 << 10), "<u8")  # the bytes of each short word, by its number
         self._long: dict[bytes, int] = {}
 
@@ -102,13 +108,17 @@ class WordNumbers:
             numbers[index] = number
         return numbers, np.concatenate([new, np.array(new_long, np.int64)])
 
-    def _look_up_short(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _look_up_short(
+        self, first: np.ndarray, second: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of keys [W], and the indices of new ones."""
         self._make_room(len(first))
         slots = self._home(first, second)
         numbers = self._slots[slots]
         new = []
-        pending = np.flatnonzero((self._keys[0][numbers] != first) | (self._keys[1][numbers] != second))
+        pending = np.flatnonzero(
+            (self._keys[0][numbers] != first) | (self._keys[1][numbers] != second)
+        )
         while len(pending):
             wanted = slots[pending]
             free = self._slots[wanted] == 0
@@ -125,7 +135,9 @@ class WordNumbers:
                 self._slots[claimed[won]] = np.arange(given.start, given.stop)
                 self.count = given.stop
             held = self._slots[wanted]
-            right = (self._keys[0][held] == first[pending]) & (self._keys[1][held] == second[pending])
+            right = (self._keys[0][held] == first[pending]) & (
+                self._keys[1][held] == second[pending]
+            )
             numbers[pending[right]] = held[right]
             pending = pending[~right]
             slots[pending] = (slots[pending] + 1) & (len(self._slots) - 1)
@@ -180,12 +192,19 @@ class Lists:
 class BatchEncoder:
     """Maps texts to ids: `normalizer` makes words of a text, and `pieces_of_word` gives the ids of a word."""
 
-    def __init__(self, normalizer: Normalizer, pieces_of_word: Callable[[str], Sequence[int]], vocab_size: int):
+    def __init__(
+        self,
+        normalizer: Normalizer,
+        pieces_of_word: Callable[[str], Sequence[int]],
+        vocab_size: int,
+    ):
         self._normalizer = normalizer
         self._pieces_of_word = pieces_of_word
         self._dtype = np.min_scalar_type(vocab_size - 1)
         # The replacement of each byte; bytes that are not ASCII stay, and so do line ends.
-        images = [b"\n" if code == 10 else normalizer.image(chr(code)).encode() for code in range(128)]
+        images = [
+            b"\n" if code == 10 else normalizer.image(chr(code)).encode() for code in range(128)
+        ]
         images += [bytes([code]) for code in range(128, 256)]
         self._bytes = Lists(np.dtype(np.uint8))
         self._bytes.extend(np.frombuffer(b"".join(images), np.uint8), np.array([*map(len, images)]))
@@ -203,7 +222,10 @@ class BatchEncoder:
             lines = "\n".join(text.replace("\n", " ") for text in texts)
         words = find_words(_to_bytes(without_control_blanks(lines)))
         with self._lock:
-            if max(self._raw.count, self._normal.count, len(self._raw_ids.ids) // 4) > _CACHED_WORDS:
+            if (
+                max(self._raw.count, self._normal.count, len(self._raw_ids.ids) // 4)
+                > _CACHED_WORDS
+            ):
                 self._forget()
             numbers, new = self._raw.look_up(words)
             if len(new):
@@ -214,7 +236,9 @@ class BatchEncoder:
     def _encode_words(self, blank_separated: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of strings without blanks, and the number of ids of each."""
         # A string that is not ASCII is normalised as a single text; ASCII in its words is mapped to itself below.
-        plain = [word if word.isascii() else " ".join(self._normalizer(word)) for word in blank_separated]
+        plain = [
+            word if word.isascii() else " ".join(self._normalizer(word)) for word in blank_separated
+        ]
         letters = np.frombuffer(_to_bytes("\n".join(plain)), np.uint8).astype(np.int64)
         letters += 1  # number 0 has nothing
         words = find_words(self._bytes.join(letters)[0].tobytes())
@@ -222,7 +246,9 @@ class BatchEncoder:
         if len(new):
             pieces = list(map(self._pieces_of_word, _take_words(words, new)))
             counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
-            self._normal_ids.extend(np.array([index for word in pieces for index in word], self._dtype), counts)
+            self._normal_ids.extend(
+                np.array([index for word in pieces for index in word], self._dtype), counts
+            )
         return _count_lines(*self._normal_ids.join(numbers), words.line_counts)
 
 
@@ -233,10 +259,16 @@ def _to_bytes(text: str) -> bytes:
 def _take_words(words: Words, indices: np.ndarray) -> list[str]:
     """Returns the words at these indices [N]."""
     spans = zip(words.starts[indices].tolist(), words.stops[indices].tolist())
-    return b"\n".join([words.raw[start:stop] for start, stop in spans]).decode("utf-8", "surrogatepass").split("\n")
+    return (
+        b"\n".join([words.raw[start:stop] for start, stop in spans])
+        .decode("utf-8", "surrogatepass")
+        .split("\n")
+    )
 
 
-def _count_lines(ids: np.ndarray, word_ends: np.ndarray, line_counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _count_lines(
+    ids: np.ndarray, word_ends: np.ndarray, line_counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ids unchanged, and the number of ids of each line."""
     ends = np.append(0, word_ends)[np.cumsum(line_counts)]
     return ids, np.diff(ends, prepend=0)

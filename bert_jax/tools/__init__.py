@@ -11,7 +11,9 @@ from typing import Any
 _held_since: list[float] = []  # when Ctrl-C came, and when it was raised again
 
 
-def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _say_interrupted(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Prints a line in place of a traceback for Ctrl-C, which may come before `cli.run`, while modules are imported."""
     if issubclass(kind, KeyboardInterrupt):
         print("stopped by Ctrl-C", file=sys.stderr)

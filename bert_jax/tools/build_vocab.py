@@ -39,22 +39,41 @@ _INPUT = flags.DEFINE_string(
     "input", "", "Files, quoted globs, URLs or tfds:NAME, separated by commas; see prepare_corpus."
 )
 _TEXT_COLUMN = define_text_column()
-_OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")
+_OUTPUT = flags.DEFINE_string(
+    "output", "", "Directory to write the vocabulary and tokenizer_config.json into."
+)
 _BYTES = "bytes"
 _KINDS = [WordPiece.kind, SentencePieces.kind, _BYTES]
 _KIND = flags.DEFINE_enum("kind", WordPiece.kind, _KINDS, "Kind of vocabulary to learn.")
-_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Tokens in the vocabulary, including special and unused ones.")
-_CASED = flags.DEFINE_boolean("cased", False, "Keep capital letters and accents; otherwise text is lower-cased.")
+_VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", 30522, "Tokens in the vocabulary, including special and unused ones."
+)
+_CASED = flags.DEFINE_boolean(
+    "cased", False, "Keep capital letters and accents; otherwise text is lower-cased."
+)
 _STRIP_ACCENTS = flags.DEFINE_boolean(
-    "strip_accents", None, "Whether to strip accents; by default, only WordPiece without --cased strips them."
+    "strip_accents",
+    None,
+    "Whether to strip accents; by default, only WordPiece without --cased strips them.",
 )
-_UNUSED = flags.DEFINE_integer("unused", 0, "[unused0].. tokens to reserve; 994 gives Google's layout.", lower_bound=0)
+_UNUSED = flags.DEFINE_integer(
+    "unused", 0, "[unused0].. tokens to reserve; 994 gives Google's layout.", lower_bound=0
+)
 _ALPHABET_SIZE = flags.DEFINE_integer(
-    "alphabet_size", 1000, "WordPiece: maximum characters in the alphabet; words with others are [UNK].", lower_bound=1
+    "alphabet_size",
+    1000,
+    "WordPiece: maximum characters in the alphabet; words with others are [UNK].",
+    lower_bound=1,
 )
-_MODEL_TYPE = flags.DEFINE_enum("model_type", "unigram", ["unigram", "bpe"], "SentencePiece: type of the model.")
+_MODEL_TYPE = flags.DEFINE_enum(
+    "model_type", "unigram", ["unigram", "bpe"], "SentencePiece: type of the model."
+)
 _COVERAGE = flags.DEFINE_float(
-    "character_coverage", 0.9995, "SentencePiece: share of the text's characters that the vocabulary covers.", 0.98, 1.0
+    "character_coverage",
+    0.9995,
+    "SentencePiece: share of the text's characters that the vocabulary covers.",
+    0.98,
+    1.0,
 )
 _SAMPLE = flags.DEFINE_integer(
     "sample_megabytes",
@@ -63,7 +82,9 @@ _SAMPLE = flags.DEFINE_integer(
     1,
     2000,
 )
-_OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace a different vocabulary in the output directory.")
+_OVERWRITE = flags.DEFINE_boolean(
+    "overwrite", False, "Replace a different vocabulary in the output directory."
+)
 
 _ONLY = (  # flags that not every kind has
     (_ALPHABET_SIZE, (WordPiece.kind,)),
@@ -77,12 +98,18 @@ def main() -> None:
     """Reads the input, learns the vocabulary and writes it."""
     output = to_place(_OUTPUT.value)
     if not _OUTPUT.value or output.is_file():
-        raise InputError(f"output {_OUTPUT.value!r} is not a directory; give --output=DIRECTORY, a new one")
+        raise InputError(
+            f"output {_OUTPUT.value!r} is not a directory; give --output=DIRECTORY, a new one"
+        )
     for flag, kinds in _ONLY:
         if _KIND.value not in kinds and flag.present:
-            raise InputError(f"--{flag.name} is for --kind={kinds[0]}, not for {_KIND.value}; leave it out")
+            raise InputError(
+                f"--{flag.name} is for --kind={kinds[0]}, not for {_KIND.value}; leave it out"
+            )
     start = time.perf_counter()
-    tokenizer, source, fit = _learn_wordpiece() if _KIND.value == WordPiece.kind else _learn_from_sample()
+    tokenizer, source, fit = (
+        _learn_wordpiece() if _KIND.value == WordPiece.kind else _learn_from_sample()
+    )
     written = _save(tokenizer, output)
     print(
         f"{output / tokenizer.pieces.file_name}: {tokenizer.vocab_size:,} tokens from {source}"
@@ -105,7 +132,9 @@ def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
     normalizer = Normalizer(lowercase=not _CASED.value, strip_accents=_STRIP_ACCENTS.value)
     words = WordCounts(normalizer)
     num_documents = _add_lines(words.add)
-    learnt = learn_vocab(words.result(), normalizer, _VOCAB_SIZE.value, _ALPHABET_SIZE.value, _UNUSED.value)
+    learnt = learn_vocab(
+        words.result(), normalizer, _VOCAB_SIZE.value, _ALPHABET_SIZE.value, _UNUSED.value
+    )
     known_words = learnt.num_words - learnt.unknown_words
     return (
         wordpiece_tokenizer(learnt.vocab, normalizer.lowercase, normalizer.strip_accents),
@@ -121,7 +150,11 @@ def _learn_from_sample() -> tuple[Tokenizer, str, str]:
     sample = LineSample(_SAMPLE.value * 1_000_000)
     num_documents = _add_lines(sample.add)
     lines = sample.lines()
-    options = {"lowercase": not _CASED.value, "strip_accents": bool(_STRIP_ACCENTS.value), "num_unused": _UNUSED.value}
+    options = {
+        "lowercase": not _CASED.value,
+        "strip_accents": bool(_STRIP_ACCENTS.value),
+        "num_unused": _UNUSED.value,
+    }
     if _KIND.value == _BYTES:
         pieces = learn_bytes(lines, _VOCAB_SIZE.value, **options)
     else:
@@ -149,12 +182,16 @@ def _save(tokenizer: Tokenizer, output: Place) -> bool:
     """
     with writing(output, inside=True):
         existing = [
-            path for kind in (WordPiece, SentencePieces, DescribedPieces) if (path := output / kind.file_name).exists()
+            path
+            for kind in (WordPiece, SentencePieces, DescribedPieces)
+            if (path := output / kind.file_name).exists()
         ]
         if existing and not _OVERWRITE.value:
             if load_tokenizer(output).fingerprint == tokenizer.fingerprint:
                 return False
-            raise InputError(f"{output} holds a different vocabulary; choose another --output, or give --overwrite")
+            raise InputError(
+                f"{output} holds a different vocabulary; choose another --output, or give --overwrite"
+            )
         tokenizer.save(output)
         for path in existing:
             if path.name != tokenizer.pieces.file_name:

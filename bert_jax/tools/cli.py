@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 
 
 # Messages for a flag's value of another type, and the type to name in their place.
-_TYPES = {"invalid literal for int": "a whole number", "could not convert": "a number", "Non-boolean": "True or False"}
-_OF_FLAGS = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)  # errors of arguments
+_TYPES = {
+    "invalid literal for int": "a whole number",
+    "could not convert": "a number",
+    "Non-boolean": "True or False",
+}
+# errors of arguments
+_OF_FLAGS = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -43,29 +48,35 @@ def run(main: Callable[[], int | None]) -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         for name, value in settings_for_programs().items():
             os.environ.setdefault(name.upper(), str(value))
-    os.environ["RUST_BACKTRACE"] = "0"  # a library's panic is told in one line, without a trace of the library
+    # a library's panic is told in one line, without a trace of the library
+    os.environ["RUST_BACKTRACE"] = "0"
 
     def guarded(argv: list[str]) -> int:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
         try:
             if len(argv) > 1:
-                raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
+                raise InputError(
+                    f"unexpected argument {argv[1]!r}; options are written --name=value"
+                )
             for flag in map(flags.FLAGS.__getitem__, flags.FLAGS):
-                if flag.default is None and flag.validators and flag.value == "":  # the validator asks for a value
+                # the validator asks for a value
+                if flag.default is None and flag.validators and flag.value == "":
                     raise InputError(f"--{flag.name} is empty, and it is needed: {flag.help}")
             _check_home()
             _check_output_urls()
             with cuts_in_one_line():
                 status = main() or 0
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in Python's shutdown changes nothing
+            # Ctrl-C in Python's shutdown changes nothing
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
             if status > 128:  # a signal has ended the run
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             return status
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.STATUS
-        except KeyboardInterrupt:  # other than in training, which handles Ctrl-C itself and saves its state
+        # other than in training, which handles Ctrl-C itself and saves its state
+        except KeyboardInterrupt:
             print("stopped by Ctrl-C", file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of the output has ended, as `head` does
@@ -80,7 +91,10 @@ def run(main: Callable[[], int | None]) -> None:
             reason = error.strerror or " ".join(str(error).split())
             if are_too_many(error):
                 reason += f"; {TOO_MANY_FILES}"
-            print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)
+            print(
+                f"error: cannot read or write {error.filename or 'a file'}: {reason}",
+                file=sys.stderr,
+            )
             return 1
 
     app.run(guarded, flags_parser=_parse)
@@ -94,7 +108,8 @@ def _device_problem(error: Exception) -> str:
             f"there is too little memory ({message[:200] or 'nothing more is known'}); use a smaller batch_size, or a "
             "larger train.accumulate, or model.remat=full"
         )
-    no_plugin = isinstance(error, AssertionError) and not message and _no_device()  # so it is in some versions of JAX
+    # so it is in some versions of JAX
+    no_plugin = isinstance(error, AssertionError) and not message and _no_device()
     if not no_plugin and "Unable to initialize backend" not in message:
         return ""
     reason = message.partition(" (set JAX_PLATFORMS")[0][:300] or "it has no plugin here"
@@ -120,8 +135,12 @@ def _check_home() -> None:
     """Raises: InputError if a path in an argument begins with ~, which the shell has left as it is."""
     for argument in sys.argv[1:]:
         name, _, value = argument.partition("=")
-        if name.startswith("-") and any(re.match(r"~\w*/", path) for path in re.split("[,=]", value)):
-            raise InputError(f"{argument}: a shell replaces ~ only where a word begins; write {name}=$HOME/... instead")
+        if name.startswith("-") and any(
+            re.match(r"~\w*/", path) for path in re.split("[,=]", value)
+        ):
+            raise InputError(
+                f"{argument}: a shell replaces ~ only where a word begins; write {name}=$HOME/... instead"
+            )
 
 
 def _check_output_urls() -> None:
@@ -129,7 +148,9 @@ def _check_output_urls() -> None:
     for name in ("workdir", "output", "json"):
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
         if isinstance(value, str) and value.startswith("file://"):
-            raise InputError(f"--{name}={value} is of this machine; write the path alone, {value[7:]}")
+            raise InputError(
+                f"--{name}={value} is of this machine; write the path alone, {value[7:]}"
+            )
         if isinstance(value, str) and is_remote(value) and not is_hub(value):
             if name == "workdir":
                 check_workdir_place(to_place(value))
@@ -170,15 +191,25 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
         ["auto", "on", "off"],
         "whether several processes run this command; auto detects it from the scheduler or the TPU VM",
     )
-    coordinator = flags.DEFINE_string("coordinator", "", "HOST:PORT of the first process, if there is no scheduler")
-    num_processes = flags.DEFINE_integer("num_processes", 0, "number of processes that run this command")
+    coordinator = flags.DEFINE_string(
+        "coordinator", "", "HOST:PORT of the first process, if there is no scheduler"
+    )
+    num_processes = flags.DEFINE_integer(
+        "num_processes", 0, "number of processes that run this command"
+    )
     process_id = flags.DEFINE_integer("process_id", -1, "index of this process, counted from 0")
-    join_seconds = flags.DEFINE_integer("join_seconds", 60, "seconds that processes wait for each other at the start")
+    join_seconds = flags.DEFINE_integer(
+        "join_seconds", 60, "seconds that processes wait for each other at the start"
+    )
     lost_seconds = flags.DEFINE_integer(
-        "lost_seconds", 60, "seconds without a heartbeat from one process after which the others end the job"
+        "lost_seconds",
+        60,
+        "seconds without a heartbeat from one process after which the others end the job",
     )
     agree_seconds = flags.DEFINE_integer(
-        "agree_seconds", 1800, "seconds that processes wait for one that works on nothing, before they end the job"
+        "agree_seconds",
+        1800,
+        "seconds that processes wait for one that works on nothing, before they end the job",
     )
 
     def join() -> contextlib.AbstractContextManager[None]:
@@ -204,7 +235,9 @@ def _parse(argv: list[str]) -> list[str]:
     whole = sys.argv
     try:
         if "config" in flags.FLAGS:
-            arguments, given = recipes.take_settings(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
+            arguments, given = recipes.take_settings(
+                flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False)
+            )
             argv = [argv[0], *recipes.resolve_recipe(arguments)]
         sys.argv = argv  # where ml_collections looks for settings itself, to define a flag for each
         rest = flags.FLAGS(argv)
@@ -235,7 +268,13 @@ def _reason(error: Exception) -> str:
     if lacks := re.match(r"flag --(\w+)=None: .* must have a value", message):
         return f"--{lacks[1]} is needed: {flags.FLAGS[lacks[1]].help}"
     if "Traceback" in message:  # in an InputError the line ends are written out
-        message = message.replace("\\n", "\n").splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
+        message = (
+            message.replace("\\n", "\n")
+            .splitlines()[-1]
+            .removeprefix("bert_jax.errors.InputError: ")
+        )
     for pattern, wanted in _TYPES.items():
-        message = re.sub(rf": \W*{pattern}.*", f" is of another type; use {wanted}", message, flags=re.DOTALL)
+        message = re.sub(
+            rf": \W*{pattern}.*", f" is of another type; use {wanted}", message, flags=re.DOTALL
+        )
     return " ".join(message.split())

@@ -27,20 +27,33 @@ def main() -> None:
     for name in WORKDIRS.value:
         workdir = to_place(name)
         runs = sorted((workdir / "runs").iterdir()) if (workdir / "runs").is_dir() else []
-        results = [result for run in runs or [workdir] if (result := read_results(run)) and result.metrics]
+        results = [
+            result for run in runs or [workdir] if (result := read_results(run)) and result.metrics
+        ]
         if not results:
-            raise InputError(f"{name} has no results.json of a run that was evaluated; let finetune.py finish there")
+            raise InputError(
+                f"{name} has no results.json of a run that was evaluated; let finetune.py finish there"
+            )
         metric = results[0].metric
         scores = [result.metrics[metric] for result in results if metric in result.metrics]
         if not scores:
             known = ", ".join(results[0].metrics)
-            raise InputError(f"{name}: results.json has no {metric!r}, only {known}; give the same command again there")
+            raise InputError(
+                f"{name}: results.json has no {metric!r}, only {known}; give the same command again there"
+            )
         constant = results[0].constant.get(metric)
         figures = (statistics.mean(scores), min(scores), max(scores))
         seconds = sum(result.seconds for result in results)
-        shown = [*(f"{figure:.3f}" for figure in figures), "" if constant is None else f"{constant:.3f}"]
+        shown = [
+            *(f"{figure:.3f}" for figure in figures),
+            "" if constant is None else f"{constant:.3f}",
+        ]
         rows.append([name, metric, str(len(results)), *shown, f"{seconds:.0f}"])
-    print("\n".join(table([["", "metric", "runs", "mean", "worst", "best", "constant", "seconds"], *rows])))
+    print(
+        "\n".join(
+            table([["", "metric", "runs", "mean", "worst", "best", "constant", "seconds"], *rows])
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -31,17 +31,30 @@ from bert_jax.storage.places import Place, is_taken, to_place
 from bert_jax.storage.resolve import HUB, is_hub, resolve
 from bert_jax.tools import cli
 
-_INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
+_INPUT = flags.DEFINE_string(
+    "input", None, "The model to convert; its format is recognised.", required=True
+)
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Directory to create; it must not exist. hf://ORG/NAME uploads to the hub.", required=True
+    "output",
+    None,
+    "Directory to create; it must not exist. hf://ORG/NAME uploads to the hub.",
+    required=True,
 )
 _TO = flags.DEFINE_enum(
     "to", None, ["bert_jax", "hf", "sentence_transformers"],
     "The format of the output; the hub takes hf and sentence_transformers.")  # fmt: skip
-_REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty means main.")
-_PRIVATE = flags.DEFINE_boolean("private", True, "Whether a repository that is created on the hub is private.")
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "float16"], "Of what --to=hf writes; float16 takes half.")
-_VERIFY = flags.DEFINE_boolean("verify", False, "Load the output and compare its results with the input's.")
+_REVISION = flags.DEFINE_string(
+    "revision", "", "Branch of the hub's repository, created if missing; empty means main."
+)
+_PRIVATE = flags.DEFINE_boolean(
+    "private", True, "Whether a repository that is created on the hub is private."
+)
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "float32", ["float32", "float16"], "Of what --to=hf writes; float16 takes half."
+)
+_VERIFY = flags.DEFINE_boolean(
+    "verify", False, "Load the output and compare its results with the input's."
+)
 _ACTIVATION = flags.DEFINE_enum(
     "activation", "", ["", "gelu_exact", "gelu_tanh"],
     "The GELU that the model was trained with, if the source names the wrong one: Google's configurations say gelu "
@@ -70,7 +83,9 @@ def main() -> None:
         directory = Path(temporary) / "model"
         step = _convert(directory, url).trained.get("step")
         message = f"Upload by bert_jax{f', step {step}' if step is not None else ''}"
-        print(f"uploaded to {upload_model(directory, url, _REVISION.value, message, _PRIVATE.value)}")
+        print(
+            f"uploaded to {upload_model(directory, url, _REVISION.value, message, _PRIVATE.value)}"
+        )
 
 
 def _check_flags(url: str) -> None:
@@ -79,7 +94,9 @@ def _check_flags(url: str) -> None:
         from bert_jax.checkpoints.hub import check_upload
 
         if _TO.value not in (None, *_OF_HUB):
-            raise InputError(f"--to={_TO.value} cannot be uploaded; use --to=hf or --to=sentence_transformers")
+            raise InputError(
+                f"--to={_TO.value} cannot be uploaded; use --to=hf or --to=sentence_transformers"
+            )
         check_upload(url, _REVISION.value)
         return
     if _TO.value is None:
@@ -87,7 +104,9 @@ def _check_flags(url: str) -> None:
     if _DTYPE.value != "float32" and _TO.value not in _OF_HUB:
         raise InputError(f"--dtype={_DTYPE.value} is of --to=hf; {_TO.value} is written as float32")
     if _REVISION.value:
-        raise InputError(f"--revision={_REVISION.value} is of a repository of the hub; give --output=hf://ORG/NAME")
+        raise InputError(
+            f"--revision={_REVISION.value} is of a repository of the hub; give --output=hf://ORG/NAME"
+        )
     if is_taken(to_place(_OUTPUT.value)):
         raise InputError(f"output {_OUTPUT.value} exists; give a directory that does not")
 
@@ -107,26 +126,40 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     source = resolve(_INPUT.value)
     bert = read_pretrained(source)
     if _ACTIVATION.value:
-        bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
+        bert = dataclasses.replace(
+            bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value)
+        )
     notes = list(bert.notes)
     if to == "bert_jax":
         save_pretrained(bert, output, replace=False)
     else:
-        records = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
+        records = (
+            to_dict(bert.config),
+            bert.task,
+            count_parameters(bert.params),
+            bert.labels,
+            bert.trained,
+        )
         library = "transformers" if to == "hf" else "sentence-transformers"
-        card = model_card(gather_records(source, *records), shown.removeprefix(HUB).rpartition("/")[2], library)
+        card = model_card(
+            gather_records(source, *records), shown.removeprefix(HUB).rpartition("/")[2], library
+        )
         options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
         options |= {name: bert.task_settings.get(name, "") for name in ("thresholds", "activation")}
         params = bert.params
         if to != "hf":
-            settings = bert.embedding or TaskConfig(name="embeddings", max_seq_length=bert.config.max_positions)
+            settings = bert.embedding or TaskConfig(
+                name="embeddings", max_seq_length=bert.config.max_positions
+            )
             if bert.embedding is None:
                 notes.append(
                     "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
                 )
             options["write_more"] = lambda folder: write_pipeline(folder, settings, bert.params)
             params = {name: part for name, part in params.items() if name == "encoder"}
-        notes += save_hf(output, bert.config, params, bert.tokenizer, bert.task, bert.labels, **options)
+        notes += save_hf(
+            output, bert.config, params, bert.tokenizer, bert.task, bert.labels, **options
+        )
     if _VERIFY.value:
         notes += _without_checksums(source.format, to)
     for note in notes:
@@ -139,9 +172,13 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         largest = differences(bert, read_pretrained(resolve(output)))
         for name, difference in largest.items():
             print(f"largest difference of {name}: {difference:.3g}")
-        left_out = [name for name, difference in largest.items() if not difference <= MOST[_DTYPE.value]]
+        left_out = [
+            name for name, difference in largest.items() if not difference <= MOST[_DTYPE.value]
+        ]
         if left_out:
-            raise InputError(f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}")
+            raise InputError(
+                f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}"
+            )
     return bert
 
 
@@ -155,7 +192,9 @@ def _without_checksums(source: str, target: str) -> list[str]:
             f"any other{sealed}"
         )
     if target in _OF_HUB:
-        notes.append(f"{_OUTPUT.value}: Hugging Face's files carry no checksum; keep a sha256 beside them")
+        notes.append(
+            f"{_OUTPUT.value}: Hugging Face's files carry no checksum; keep a sha256 beside them"
+        )
     return notes
 
 

@@ -21,17 +21,31 @@ from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_checkpoint, define_compute_dtype
 
 CHECKPOINT = define_checkpoint()
-DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model, or its URL")
-SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "split of --data to evaluate on")
-INPUT = flags.DEFINE_string("input", "", "text instead of --data, in any format of prepare_corpus; all of it is read")
+DATA = flags.DEFINE_string(
+    "data", "", "a directory made by prepare_corpus with the tokenizer of the model, or its URL"
+)
+SPLIT = flags.DEFINE_enum(
+    "split", "heldout", ["heldout", "train"], "split of --data to evaluate on"
+)
+INPUT = flags.DEFINE_string(
+    "input", "", "text instead of --data, in any format of prepare_corpus; all of it is read"
+)
 NEXT_SENTENCE = flags.DEFINE_enum(
-    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: next sentence (nsp), sentence order (sop) or neither"
+    "next_sentence",
+    "nsp",
+    ["nsp", "sop", "none"],
+    "with --input: next sentence (nsp), sentence order (sop) or neither",
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 0, "with --input: tokens per row; 0 takes 128, or the model's maximum if smaller"
+    "max_seq_length",
+    0,
+    "with --input: tokens per row; 0 takes 128, or the model's maximum if smaller",
 )
 CACHE_GB = flags.DEFINE_float(
-    "cache_gb", 16.0, "with --data=URL: maximum gigabytes of rows kept on the local disk", lower_bound=0.0
+    "cache_gb",
+    16.0,
+    "with --data=URL: maximum gigabytes of rows kept on the local disk",
+    lower_bound=0.0,
 )
 DTYPE = define_compute_dtype()
 OUTPUT = flags.DEFINE_string("output", "", "file to write the same JSON to")
@@ -42,7 +56,11 @@ def main() -> None:
     cli.check_given(CHECKPOINT)
     if bool(DATA.value) == bool(INPUT.value):
         raise InputError("give --data, a prepared data set, or --input, text; one of them")
-    given, unused = ("data", ("next_sentence", "max_seq_length")) if DATA.value else ("input", ("split", "cache_gb"))
+    given, unused = (
+        ("data", ("next_sentence", "max_seq_length"))
+        if DATA.value
+        else ("input", ("split", "cache_gb"))
+    )
     if wrong := [name for name in unused if flags.FLAGS[name].present]:
         raise InputError(f"--{wrong[0]} has no effect with --{given}; leave it out")
     if OUTPUT.value:
@@ -55,7 +73,11 @@ def main() -> None:
         metrics = evaluate_pretrained(bert, DATA.value, SPLIT.value, cache_gb=CACHE_GB.value)
     else:
         metrics = evaluate_text(bert, INPUT.value, NEXT_SENTENCE.value, MAX_SEQ_LENGTH.value)
-    record = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "compute_dtype": bert.config.compute_dtype}
+    record = {
+        "checkpoint": CHECKPOINT.value,
+        "trained": bert.trained,
+        "compute_dtype": bert.config.compute_dtype,
+    }
     result = record | {"data": DATA.value or INPUT.value} | metrics
     print(json.dumps(result, indent=1, sort_keys=True))
     if OUTPUT.value:

@@ -35,13 +35,18 @@ if TYPE_CHECKING:
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "", "file to write the vectors to: .npz, or JSON lines")
-LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer")
+LAYERS = flags.DEFINE_string(
+    "layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer"
+)
 POOLING = flags.DEFINE_enum(
     "pooling", "none", ["none", "own", "mean", "cls"],
     "how to make one vector per text: as the model was trained to, or from the first of --layers",
 )  # fmt: skip
 KIND = flags.DEFINE_enum(
-    "kind", "", ["", "query", "passage"], "with --pooling=own: what the texts are, for the model's prompt of these"
+    "kind",
+    "",
+    ["", "query", "passage"],
+    "with --pooling=own: what the texts are, for the model's prompt of these",
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length", 0, "maximum tokens per text; 0 takes as many as the model has positions for"
@@ -57,11 +62,15 @@ def main() -> None:
     try:
         layers = [int(layer) for layer in LAYERS.value.split(",")]
     except ValueError:
-        raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
+        raise InputError(
+            f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4"
+        ) from None
     if KIND.value and POOLING.value != "own":
         raise InputError(f"--kind={KIND.value} is of --pooling=own; give that too, or leave it out")
     if OUTPUT.value.endswith(_PARQUET) and POOLING.value == "none":
-        raise InputError(f"--output={OUTPUT.value} holds a vector for each text; give --pooling too, or another output")
+        raise InputError(
+            f"--output={OUTPUT.value} holds a vector for each text; give --pooling too, or another output"
+        )
     check_file(OUTPUT.value, INPUT.value)
     texts = _read(INPUT.value)
 
@@ -72,18 +81,27 @@ def main() -> None:
     with atomic_path(to_place(OUTPUT.value)) as temporary:
         if POOLING.value != "none":
             if POOLING.value == "cls":
-                print("note: the [CLS] vector of a model not trained to compare sentences says little", file=sys.stderr)
+                print(
+                    "note: the [CLS] vector of a model not trained to compare sentences says little",
+                    file=sys.stderr,
+                )
             is_own = POOLING.value == "own"
             if is_own and bert.embedding is None:
-                raise InputError("--pooling=own is of models that were trained to embed texts; use mean")
+                raise InputError(
+                    "--pooling=own is of models that were trained to embed texts; use mean"
+                )
             how = ("", -1) if is_own else (POOLING.value, layers[0])
             vectors = features.sentence_embeddings(
                 bert, texts, *how, MAX_SEQ_LENGTH.value, LONG_TEXTS.value, KIND.value
             )
             _write_pooled(temporary, texts, vectors)
             return
-        token_vectors = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
-        (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, token_vectors, layers)
+        token_vectors = features.token_features(
+            bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value
+        )
+        (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(
+            temporary, token_vectors, layers
+        )
 
 
 def _read(path: str) -> list[Any]:
@@ -105,7 +123,8 @@ def _write_json(path: Path, features: "Iterator[TokenFeatures]", layers: Sequenc
                     {
                         "token": token,
                         "layers": [
-                            {"index": layer, "values": vectors[index][position]} for index, layer in enumerate(layers)
+                            {"index": layer, "values": vectors[index][position]}
+                            for index, layer in enumerate(layers)
                         ],
                     }
                     for position, token in enumerate(text.tokens)
@@ -129,7 +148,11 @@ def _write_pooled(path: Path, texts: Sequence[Any], vectors: "np.ndarray") -> No
     import numpy as np
 
     if OUTPUT.value.endswith(_PARQUET):
-        write_vectors(str(path), [text if isinstance(text, str) else " ||| ".join(text) for text in texts], vectors)
+        write_vectors(
+            str(path),
+            [text if isinstance(text, str) else " ||| ".join(text) for text in texts],
+            vectors,
+        )
         return
     if OUTPUT.value.endswith(".npz"):
         with open(path, "wb") as stream:
@@ -138,7 +161,10 @@ def _write_pooled(path: Path, texts: Sequence[Any], vectors: "np.ndarray") -> No
     with open(path, "w", encoding="utf-8") as stream:
         for number, vector in enumerate(vectors):
             stream.write(
-                json.dumps({"linex_index": number, "values": vector.astype("float64").round(6).tolist()}) + "\n"
+                json.dumps(
+                    {"linex_index": number, "values": vector.astype("float64").round(6).tolist()}
+                )
+                + "\n"
             )
 
 

@@ -18,18 +18,23 @@ from bert_jax.storage.places import to_place
 from bert_jax.tools import cli, recipes
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-WORKDIR = flags.DEFINE_string("workdir", "", "directory for checkpoints, metrics and the model; a run in it resumes")
+WORKDIR = flags.DEFINE_string(
+    "workdir", "", "directory for checkpoints, metrics and the model; a run in it resumes"
+)
 JOIN = cli.define_cluster_flags()
 
 
 def main() -> int:
     """Returns the exit status: 0 when trained, 128 + the signal when one ended the run early."""
     if CONFIG.value is None or not WORKDIR.value:
-        raise InputError("--config and --workdir are needed, as in --config=finetune:sst2 --workdir=runs/sst2")
+        raise InputError(
+            "--config and --workdir are needed, as in --config=finetune:sst2 --workdir=runs/sst2"
+        )
     config = recipes.read_config(FinetuneConfig, CONFIG.value.to_dict())
 
     reuse_freed_memory()
-    from bert_jax.finetuning import finetune  # JAX starts here: --help and bad settings answer at once
+    # JAX starts here: --help and bad settings answer at once
+    from bert_jax.finetuning import finetune
     from bert_jax.sweep import sweep
     from bert_jax.training.goodput import process_started
 

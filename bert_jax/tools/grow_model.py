@@ -31,11 +31,21 @@ from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_checkpoint
 
 _CHECKPOINT = define_checkpoint()
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to create; it must not exist.", required=True)
-_ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of new words, one per line, as the tokenizer writes them.")
-_SPECIAL = flags.DEFINE_list("special", [], "Tokens to find in text as they stand, separated by commas.")
-_USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Replace [unused..] tokens with the new words.")
-_MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "New number of positions; 0 adds none.", lower_bound=0)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Directory to create; it must not exist.", required=True
+)
+_ADD_TOKENS = flags.DEFINE_string(
+    "add_tokens", "", "File of new words, one per line, as the tokenizer writes them."
+)
+_SPECIAL = flags.DEFINE_list(
+    "special", [], "Tokens to find in text as they stand, separated by commas."
+)
+_USE_UNUSED = flags.DEFINE_boolean(
+    "use_unused", False, "Replace [unused..] tokens with the new words."
+)
+_MAX_POSITIONS = flags.DEFINE_integer(
+    "max_positions", 0, "New number of positions; 0 adds none.", lower_bound=0
+)
 
 
 def main() -> None:
@@ -48,7 +58,11 @@ def main() -> None:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
     words = []
     if _ADD_TOKENS.value:
-        words = [word for word in parse_vocab(read_file(Path(_ADD_TOKENS.value)), _ADD_TOKENS.value) if word]
+        words = [
+            word
+            for word in parse_vocab(read_file(Path(_ADD_TOKENS.value)), _ADD_TOKENS.value)
+            if word
+        ]
     from bert_jax.checkpoints.grow import grow
     from bert_jax.checkpoints.pretrained import save_pretrained
 

@@ -13,17 +13,32 @@ from absl import flags
 from bert_jax.data.google.import_examples import MASKS, import_examples
 from bert_jax.tools import cli
 
-_INPUT = flags.DEFINE_string("input", None, "Files or quoted globs, separated by commas.", required=True)
-_HELDOUT_INPUT = flags.DEFINE_string("heldout_input", "", "Files of the held-out split; empty for none.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "The examples' vocabulary file, or its directory.", required=True)
+_INPUT = flags.DEFINE_string(
+    "input", None, "Files or quoted globs, separated by commas.", required=True
+)
+_HELDOUT_INPUT = flags.DEFINE_string(
+    "heldout_input", "", "Files of the held-out split; empty for none."
+)
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "The examples' vocabulary file, or its directory.", required=True
+)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)
-_MASKS = flags.DEFINE_enum("masks", "keep", MASKS, "Keep the masks of the examples, or draw new ones in training.")
+_MASKS = flags.DEFINE_enum(
+    "masks", "keep", MASKS, "Keep the masks of the examples, or draw new ones in training."
+)
 _WORKERS = flags.DEFINE_integer("workers", 0, "Number of processes; 0 uses all cores.")
 
 
 def main() -> None:
     """Imports the examples that the flags name."""
-    import_examples(_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _HELDOUT_INPUT.value, _MASKS.value, _WORKERS.value)
+    import_examples(
+        _INPUT.value,
+        _TOKENIZER.value,
+        _OUTPUT.value,
+        _HELDOUT_INPUT.value,
+        _MASKS.value,
+        _WORKERS.value,
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
         return
     try:
         local = local_copy(path)
-        stream = open_binary(local) if os.path.isfile(local) else open(local, "rb")  # of a pipe no byte is read twice
+        # of a pipe no byte is read twice
+        stream = open_binary(local) if os.path.isfile(local) else open(local, "rb")
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     with stream:
@@ -78,13 +79,19 @@ def read_passages(path: str) -> Iterator[tuple[Any, str]]:
         for number, (where, line) in enumerate(read_input(stream, path), 1):
             value = None
             if line.startswith("{"):
-                with contextlib.nullcontext() if is_json_lines(path) else contextlib.suppress(InputError):
+                with (
+                    contextlib.nullcontext()
+                    if is_json_lines(path)
+                    else contextlib.suppress(InputError)
+                ):
                     value = parse_json(line, where)
             if value is None:
                 yield str(number), line
                 continue
             if not isinstance(value.get("text"), str):
-                raise InputError(f'{where}: the object has no "text" that is a text; write {{"text": "..."}}')
+                raise InputError(
+                    f'{where}: the object has no "text" that is a text; write {{"text": "..."}}'
+                )
             title, given = value.get("title"), value.get("_id")
             text = f"{title} {value['text']}" if isinstance(title, str) else value["text"]
             yield str(number) if given is None else given, text.strip()
@@ -101,7 +108,9 @@ def parse_line(line: str, where: str, is_words: bool) -> object:
     return line.split("\t") if "\t" in line and not is_words else line
 
 
-def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> Iterator[list[Item]]:
+def batches_of(
+    items: Iterator[Item], size: int, pause: float | None = None
+) -> Iterator[list[Item]]:
     """Yields the items in order, `size` at a time; fewer where none comes for `pause` seconds, if that is not None.
 
     An error of the iterator is raised after the items before it. It is read in a thread of its own.
@@ -144,7 +153,10 @@ def told(batches: Iterator[list[Item]], what: str, seconds: float = 10.0) -> Ite
         yield batch
         count += len(batch)
         if (now := time.monotonic()) - reported > seconds:
-            print(f"{count:,} {what} after {now - began:.0f} s ({count / (now - began):.1f} a second)", file=sys.stderr)
+            print(
+                f"{count:,} {what} after {now - began:.0f} s ({count / (now - began):.1f} a second)",
+                file=sys.stderr,
+            )
             reported = now
 
 

@@ -27,8 +27,21 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import check_file
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli, recipes
-from bert_jax.tools.lines import batches_of, converse, open_lines, open_writer, parse_line, read_input, told
-from bert_jax.tools.shared_flags import define_checkpoint, define_format, define_long_texts, define_recipe
+from bert_jax.tools.lines import (
+    batches_of,
+    converse,
+    open_lines,
+    open_writer,
+    parse_line,
+    read_input,
+    told,
+)
+from bert_jax.tools.shared_flags import (
+    define_checkpoint,
+    define_format,
+    define_long_texts,
+    define_recipe,
+)
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
@@ -66,23 +79,36 @@ def main() -> None:
         from bert_jax.inference.predict import Predictor
 
         own = recipes.read_own(RECIPE.value)
-        predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own, NULL_THRESHOLD.value)
+        predictor = Predictor(
+            cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own, NULL_THRESHOLD.value
+        )
         if LINES.value == "text":
             _check_one_text(predictor)
         show = _json_of if is_json(OUTPUT.value) else _text_of
         lines = read_input(stream, INPUT.value)
         if stream.isatty():
             task = predictor.task
-            wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
+            wanted = (
+                "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
+            )
             print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
-            converse(lines, lambda line: [write(show(*pair)) for pair in _predictions(predictor, [line]) if line[1]])
+            converse(
+                lines,
+                lambda line: [
+                    write(show(*pair)) for pair in _predictions(predictor, [line]) if line[1]
+                ],
+            )
             return
-        for chunk in told(batches_of(lines, _LINES_AT_ONCE, 0.2 if INPUT.value == "-" else None), "lines"):
+        for chunk in told(
+            batches_of(lines, _LINES_AT_ONCE, 0.2 if INPUT.value == "-" else None), "lines"
+        ):
             for value, shown in _predictions(predictor, chunk):
                 write(show(value, shown))
 
 
-def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> Iterator[tuple[object, JsonObject]]:
+def _predictions(
+    predictor: "Predictor", lines: Sequence[tuple[str, str]]
+) -> Iterator[tuple[object, JsonObject]]:
     """Yields each input and the model's prediction for it, {} for a blank line.
 
     Raises: InputError at the first line that is wrong, after those before it.
@@ -91,17 +117,23 @@ def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> It
     wrong = None
     for where, line in lines:
         try:
-            inputs.append(_read(predictor, line, where, LINES.value == "text") if line else (line, None))
+            inputs.append(
+                _read(predictor, line, where, LINES.value == "text") if line else (line, None)
+            )
         except InputError as error:
             wrong = InputError(f"{error}{_advice(predictor, line, where)}")
             break
-    predictions = iter(_predict(predictor, [example for _, example in inputs if example is not None]))
+    predictions = iter(
+        _predict(predictor, [example for _, example in inputs if example is not None])
+    )
     for (where, _), (value, example) in zip(lines, inputs):
         shown = {} if example is None else next(predictions)
         try:
             json.dumps(shown, allow_nan=False)
         except ValueError:
-            raise InputError(f"{where}: the prediction is not finite, so the model's parameters are not") from None
+            raise InputError(
+                f"{where}: the prediction is not finite, so the model's parameters are not"
+            ) from None
         yield value, shown
     if wrong is not None:
         raise wrong
@@ -115,7 +147,9 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
         value, text = line, line
         with contextlib.suppress(InputError):  # if it is not JSON, it is a text that begins with {
             given: Any = parse_json(line, where) if line[:1] == "{" and not is_text else {}
-            value, text = (given, given["text"]) if isinstance(given.get("text"), str) else (line, line)
+            value, text = (
+                (given, given["text"]) if isinstance(given.get("text"), str) else (line, line)
+            )
         return value, read_blanks(predictor.bert, text, where, LONG_TEXTS.value, needed=not is_text)
     is_words = predictor.task.head.takes_words
     if is_text:
@@ -144,9 +178,15 @@ def _predict(predictor: "Predictor", inputs: Sequence[Any]) -> list[JsonObject]:
     from bert_jax.inference.predict import fill_blanks
 
     if predictor.task is not None:
-        return [predictor.task.show(prediction) for prediction in predictor.predict(inputs)] if inputs else []
+        return (
+            [predictor.task.show(prediction) for prediction in predictor.predict(inputs)]
+            if inputs
+            else []
+        )
     filled = fill_blanks(predictor.bert, inputs, GUESSES.value)
-    return [{"masks": [[guess._asdict() for guess in blank] for blank in blanks]} for blanks in filled]
+    return [
+        {"masks": [[guess._asdict() for guess in blank] for blank in blanks]} for blanks in filled
+    ]
 
 
 def _json_of(value: object, shown: JsonObject) -> str:
@@ -159,17 +199,27 @@ def _text_of(value: object, shown: JsonObject) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     lines = [text]
     if "masks" in shown:
-        lines += ["  ".join(f"{one['token']} {one['probability']:.0%}" for one in blank) for blank in shown["masks"]]
+        lines += [
+            "  ".join(f"{one['token']} {one['probability']:.0%}" for one in blank)
+            for blank in shown["masks"]
+        ]
     elif "probabilities" in shown:
         probabilities = shown["probabilities"]  # of classes by name, or of choices in their order
-        named = probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
+        named = (
+            probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
+        )
         ordered = sorted(named, key=lambda item: -item[1])
         lines += [", ".join(shown["labels"]) or "no label"] if "labels" in shown else []
         lines.append("  ".join(f"{label} {probability:.1%}" for label, probability in ordered))
     elif "entities" in shown:
-        lines += [f"{one['type']}  {one['text']!r}  {one['start']}-{one['end']}" for one in shown["entities"]]
+        lines += [
+            f"{one['type']}  {one['text']!r}  {one['start']}-{one['end']}"
+            for one in shown["entities"]
+        ]
     elif "n_best" in shown:
-        lines += [f"{one['probability']:.1%}  {one['answer']!r}  {_place(one)}" for one in _answers(shown)]
+        lines += [
+            f"{one['probability']:.1%}  {one['answer']!r}  {_place(one)}" for one in _answers(shown)
+        ]
     else:
         lines += [f"{name}: {json.dumps(item, ensure_ascii=False)}" for name, item in shown.items()]
     return "\n    ".join(lines)

@@ -22,10 +22,18 @@ from bert_jax.errors import InputError
 from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_options, define_text_column
 
-_INPUT = flags.DEFINE_string("input", None, "Files, quoted globs, URLs, tfds:NAME, separated by commas.", required=True)
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory or URL to create; it must not exist.", required=True)
-_PIPELINE_OPTIONS = flags.DEFINE_string("pipeline_options", "", "Beam's options in one string, such as --runner=NAME.")
+_INPUT = flags.DEFINE_string(
+    "input", None, "Files, quoted globs, URLs, tfds:NAME, separated by commas.", required=True
+)
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True
+)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Directory or URL to create; it must not exist.", required=True
+)
+_PIPELINE_OPTIONS = flags.DEFINE_string(
+    "pipeline_options", "", "Beam's options in one string, such as --runner=NAME."
+)
 _TEXT_COLUMN = define_text_column()
 _read_options = define_options()
 
@@ -35,7 +43,9 @@ def main() -> None:
     try:
         pipeline_options = shlex.split(_PIPELINE_OPTIONS.value)
     except ValueError as error:
-        raise InputError(f"pipeline_options {_PIPELINE_OPTIONS.value!r} cannot be read: {error}; close it") from None
+        raise InputError(
+            f"pipeline_options {_PIPELINE_OPTIONS.value!r} cannot be read: {error}; close it"
+        ) from None
     from bert_jax.data.beam import prepare_with_beam  # an extra, and slow to import
 
     arguments = (_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options())

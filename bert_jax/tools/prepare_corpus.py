@@ -20,7 +20,9 @@ from bert_jax.tools.shared_flags import define_options, define_text_column
 _INPUT = flags.DEFINE_string(
     "input", None, "Files, quoted globs, URLs or tfds:NAME, separated by commas.", required=True
 )
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True
+)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)
 _WORKERS = flags.DEFINE_integer("workers", 0, "Number of processes; 0 uses all cores.")
 _TEXT_COLUMN = define_text_column()
@@ -29,7 +31,14 @@ _read_options = define_options()
 
 def main() -> None:
     """Prepares the data set that the flags describe."""
-    prepare(_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options(), _WORKERS.value, _TEXT_COLUMN.value)
+    prepare(
+        _INPUT.value,
+        _TOKENIZER.value,
+        _OUTPUT.value,
+        _read_options(),
+        _WORKERS.value,
+        _TEXT_COLUMN.value,
+    )
 
 
 if __name__ == "__main__":

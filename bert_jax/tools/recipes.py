@@ -43,7 +43,11 @@ def directory() -> Path:
 
 def names() -> list[str]:
     """Returns the names of the recipes, sorted. Other files beside them, such as the demo's data, have no settings."""
-    return sorted(path.stem for path in directory().glob("*.py") if "def get_config(" in path.read_text("utf-8"))
+    return sorted(
+        path.stem
+        for path in directory().glob("*.py")
+        if "def get_config(" in path.read_text("utf-8")
+    )
 
 
 def find(value: str) -> str:
@@ -77,9 +81,13 @@ def resolve_recipe(arguments: Sequence[str]) -> list[str]:
     resolved, given = list(arguments), _given(arguments)
     values = [value for _, _, value in given]
     if "" in values:
-        raise InputError(f"--config is empty; name a recipe: {', '.join(names())}, or a file of your own")
+        raise InputError(
+            f"--config is empty; name a recipe: {', '.join(names())}, or a file of your own"
+        )
     if len(values) > 1:
-        raise InputError(f"--config is given {len(values)} times, as {' and as '.join(values)}; give one recipe")
+        raise InputError(
+            f"--config is given {len(values)} times, as {' and as '.join(values)}; give one recipe"
+        )
     for index, prefix, value in given:
         resolved[index] = prefix + find(value)
     return resolved
@@ -102,11 +110,21 @@ class Given(NamedTuple):
 
     flag: str  # as it was written, without a value: "--config.data.path"
     name: str  # "data.path"; with another prefix than "config", all of it
-    value: str | None  # None of --config.NAME alone, which is True of a setting that is True or False
+    # None of --config.NAME alone, which is True of a setting that is True or False
+    value: str | None
 
 
 _SETTING = re.compile(r"--?(no)?(\w+\.[\w.]*)(?:=(.*))?", re.DOTALL)
-_WORDS = {"true": True, "t": True, "1": True, "yes": True, "false": False, "f": False, "0": False, "no": False}
+_WORDS = {
+    "true": True,
+    "t": True,
+    "1": True,
+    "yes": True,
+    "false": False,
+    "f": False,
+    "0": False,
+    "no": False,
+}
 _WANTED = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -147,7 +165,9 @@ def change_settings(config: ConfigDict, given: Sequence[Given]) -> None:
             config.update_from_flattened_dict({name: _parse_value(kind, value)})
         except ValueError:
             wanted = _WANTED.get(kind, "a text")
-            raise InputError(f"{flag}={value} is of another type; use {wanted}; --help lists the options") from None
+            raise InputError(
+                f"{flag}={value} is of another type; use {wanted}; --help lists the options"
+            ) from None
 
 
 def _parse_value(kind: type, value: str | None) -> object:
@@ -186,8 +206,13 @@ def _unknown_setting(flag: str, name: str, known: dict[str, object]) -> str:
 def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
     """Returns where an error was raised in the recipe that a command line names; "" if it was not raised there."""
     for path in (value.partition(":")[0] for _, _, value in _given(arguments)):
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        if isinstance(error, SyntaxError) and error.filename in (path, None):  # None: it is not text
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == path
+        ]
+        # None: it is not text
+        if isinstance(error, SyntaxError) and error.filename in (path, None):
             lines.append(error.lineno or 1)
         if lines:
             return f"recipe {path}, line {lines[-1]}: {type(error).__name__}: {one_line(error)}; correct it"
@@ -200,9 +225,12 @@ def check_config(config: object) -> ConfigDict:
     """Returns the value of a recipe's get_config. Raises: InputError if it is no ConfigDict."""
     if isinstance(config, ConfigDict):
         return config
-    error = getattr(config, "_error", None)  # ml_collections' stand-in for a file that cannot be read
+    # ml_collections' stand-in for a file that cannot be read
+    error = getattr(config, "_error", None)
     if isinstance(error, OSError):
-        raise InputError(f"--config: {one_line(error)}; give the name of a recipe, or a file that is there")
+        raise InputError(
+            f"--config: {one_line(error)}; give the name of a recipe, or a file that is there"
+        )
     raise InputError(
         f"--config: get_config of the recipe returned {type(config).__name__} {config!r:.40}, not a ConfigDict; return "
         "ml_collections.ConfigDict(...), as the recipes of bert_jax do"
@@ -222,7 +250,8 @@ def read_own(path: str | None) -> "Own":
         return Own()
     if not Path(path).is_file():
         raise InputError(f"the recipe {path} does not exist; give the path of a Python file")
-    loader = importlib.machinery.SourceFileLoader("bert_jax_recipe", path)  # whatever the file's name, as for --config
+    # whatever the file's name, as for --config
+    loader = importlib.machinery.SourceFileLoader("bert_jax_recipe", path)
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     recipe = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -230,21 +259,29 @@ def read_own(path: str | None) -> "Own":
         loader.exec_module(recipe)
         get_task, get_head = (getattr(recipe, name, None) for name in ("get_task", "get_head"))
         if get_task or get_head:  # processes with other programs would wait for each other for ever
-            this_job().check_same({"code of the recipe": hashlib.sha256(Path(path).read_bytes()).hexdigest()})
+            this_job().check_same(
+                {"code of the recipe": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+            )
         return Own(get_task, get_head and get_head())
     except InputError:
         raise
     except Exception as error:
         mistake = find_mistake([f"--config={path}"], error)
-        raise InputError(mistake or f"recipe {path}: {type(error).__name__}: {one_line(error)}; correct it") from error
+        raise InputError(
+            mistake or f"recipe {path}: {type(error).__name__}: {one_line(error)}; correct it"
+        ) from error
 
 
 def read_config(kind: type[Config], values: JsonObject) -> Config:
     """Returns the settings of a recipe. Raises: InputError if it is of the other command, or breaks a rule."""
     if kind is PretrainConfig and "task" in values:
-        raise InputError("--config is a recipe of fine-tuning; give it to finetune, or take one such as pretrain:base")
+        raise InputError(
+            "--config is a recipe of fine-tuning; give it to finetune, or take one such as pretrain:base"
+        )
     if kind is FinetuneConfig and "masking" in values:
-        raise InputError("--config is a recipe of pre-training; give it to train, or take one such as finetune:sst2")
+        raise InputError(
+            "--config is a recipe of pre-training; give it to train, or take one such as finetune:sst2"
+        )
     config = from_dict(kind, values)
     config.validate()
     return config

@@ -15,10 +15,16 @@ from bert_jax.errors import InputError
 from bert_jax.tools import cli
 
 TASK = flags.DEFINE_string("task", "", "squad1, squad2, glue:NAME (such as glue:sst2) or ner")
-DATA = flags.DEFINE_string("data", "", "file with the correct answers; for SQuAD, FILE[28:] is a range of articles")
-PREDICTIONS = flags.DEFINE_string("predictions", "", "the file with the predictions, in the task's official format")
+DATA = flags.DEFINE_string(
+    "data", "", "file with the correct answers; for SQuAD, FILE[28:] is a range of articles"
+)
+PREDICTIONS = flags.DEFINE_string(
+    "predictions", "", "the file with the predictions, in the task's official format"
+)
 ODDS = flags.DEFINE_string("na_prob_file", "", "squad2: null_odds.json, to find the best threshold")
-THRESHOLD = flags.DEFINE_float("na_prob_thresh", 1.0, "squad2: with --na_prob_file, no answer if odds are above this")
+THRESHOLD = flags.DEFINE_float(
+    "na_prob_thresh", 1.0, "squad2: with --na_prob_file, no answer if odds are above this"
+)
 
 
 def main() -> None:
@@ -30,13 +36,19 @@ def main() -> None:
 def _score() -> dict[str, float]:
     kind, _, name = TASK.value.partition(":")
     if ODDS.value and kind != "squad2":
-        raise InputError(f"--na_prob_file {ODDS.value} is for squad2, not for {TASK.value}; leave it out")
+        raise InputError(
+            f"--na_prob_file {ODDS.value} is for squad2, not for {TASK.value}; leave it out"
+        )
     if flags.FLAGS["na_prob_thresh"].present and not ODDS.value:
-        raise InputError(f"--na_prob_thresh {THRESHOLD.value} is for squad2 with --na_prob_file; give that, or neither")
+        raise InputError(
+            f"--na_prob_thresh {THRESHOLD.value} is for squad2 with --na_prob_file; give that, or neither"
+        )
     if TASK.value in ("squad1", "squad2"):
         from bert_jax.tasks.squad import score as squad_score
 
-        scores, missing = squad_score.score_files(kind, DATA.value, PREDICTIONS.value, ODDS.value, THRESHOLD.value)
+        scores, missing = squad_score.score_files(
+            kind, DATA.value, PREDICTIONS.value, ODDS.value, THRESHOLD.value
+        )
         if missing:
             print(
                 f"warning: {PREDICTIONS.value} lacks {missing} questions of {DATA.value}; each scores 0",
@@ -51,7 +63,9 @@ def _score() -> dict[str, float]:
         from bert_jax.tasks import tagging
 
         return tagging.score_files(DATA.value, PREDICTIONS.value)
-    raise InputError(f"--task {TASK.value!r} has no official score; use squad1, squad2, glue:NAME or ner")
+    raise InputError(
+        f"--task {TASK.value!r} has no official score; use squad1, squad2, glue:NAME or ner"
+    )
 
 
 if __name__ == "__main__":

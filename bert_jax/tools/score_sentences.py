@@ -31,14 +31,23 @@ if TYPE_CHECKING:
 
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one sentence per line; - is standard input")
-PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs to score instead of --input: a file, or Zorro's directory")
-LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: take the first N of each paradigm; 0 takes all", lower_bound=0)
+PAIRS = flags.DEFINE_string(
+    "pairs", "", "minimal pairs to score instead of --input: a file, or Zorro's directory"
+)
+LIMIT = flags.DEFINE_integer(
+    "limit", 0, "with --pairs: take the first N of each paradigm; 0 takes all", lower_bound=0
+)
 METHOD = flags.DEFINE_enum(
-    "method", "", ["", "original", "within_word_l2r"], "scoring method of a masked language model; empty is original"
+    "method",
+    "",
+    ["", "original", "within_word_l2r"],
+    "scoring method of a masked language model; empty is original",
 )
 DTYPE = define_compute_dtype()
 LONG_TEXTS = define_long_texts()
-OUTPUT = flags.DEFINE_string("output", "", "JSON file for the results: one line per sentence, or one object for pairs")
+OUTPUT = flags.DEFINE_string(
+    "output", "", "JSON file for the results: one line per sentence, or one object for pairs"
+)
 
 _SECONDS_BETWEEN_REPORTS = 20.0
 
@@ -86,7 +95,10 @@ def _score_pairs() -> None:
 
 def _about(bert: "Pretrained", method: str) -> JsonObject:
     record = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "method": method}
-    return record | {"compute_dtype": bert.config.compute_dtype, "tokenizer": bert.tokenizer.fingerprint}
+    return record | {
+        "compute_dtype": bert.config.compute_dtype,
+        "tokenizer": bert.tokenizer.fingerprint,
+    }
 
 
 def _score_lines() -> None:
@@ -116,7 +128,12 @@ def _score_lines() -> None:
             if OUTPUT.value:
                 tokens = bert.tokenizer.tokens(ids)
                 record = {"sentence": sentence, "score": total, "method": method, "tokens": tokens}
-                write(json.dumps(record | {"token_scores": [float(value) for value in values]}, ensure_ascii=False))
+                write(
+                    json.dumps(
+                        record | {"token_scores": [float(value) for value in values]},
+                        ensure_ascii=False,
+                    )
+                )
             else:
                 write(f"{total:.4f}\t{len(ids)}\t{sentence}")
     _say_speed(len(sentences), seconds, sum(bert.tokenizer.unk_id in ids for ids in token_ids))
@@ -130,7 +147,10 @@ def _report_progress() -> Callable[[int, int], None]:
         now = time.monotonic()
         if now - last >= _SECONDS_BETWEEN_REPORTS:
             last = now
-            print(f"{done:,} of {total:,} rows, {done / (now - started):,.0f} a second", file=sys.stderr)
+            print(
+                f"{done:,} of {total:,} rows, {done / (now - started):,.0f} a second",
+                file=sys.stderr,
+            )
 
     return report
 
@@ -138,7 +158,10 @@ def _report_progress() -> Callable[[int, int], None]:
 def _say_speed(num_sentences: int, seconds: float, unknown: int) -> None:
     note = f"; {unknown:,} have unknown words" if unknown else ""
     rate = num_sentences / max(seconds, 1e-9)
-    print(f"{num_sentences:,} sentences in {seconds:.1f} s: {rate:,.1f} a second{note}", file=sys.stderr)
+    print(
+        f"{num_sentences:,} sentences in {seconds:.1f} s: {rate:,.1f} a second{note}",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -53,12 +53,17 @@ def main() -> None:
 
 
 def _json_of(query: "Passage", hits: "list[Hit]") -> str:
-    results = [{"id": hit.passage.id, "cosine": round(hit.cosine, 6), "text": hit.passage.text} for hit in hits]
+    results = [
+        {"id": hit.passage.id, "cosine": round(hit.cosine, 6), "text": hit.passage.text}
+        for hit in hits
+    ]
     return json.dumps({"id": query.id, "query": query.text, "found": results}, ensure_ascii=False)
 
 
 def _text_of(query: "Passage", hits: "list[Hit]") -> str:
-    lines = [f"{hit.cosine:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits]
+    lines = [
+        f"{hit.cosine:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits
+    ]
     return "\n    ".join([query.text, *lines])
 
 

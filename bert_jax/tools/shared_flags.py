@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 def define_checkpoint() -> flags.FlagHolder[str]:
     """Defines the flag of the commands that use a model."""
-    return flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+    return flags.DEFINE_string(
+        "checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format"
+    )
 
 
 def define_recipe() -> flags.FlagHolder[str]:
     """Defines the flag that names a recipe where a model is used."""
-    return flags.DEFINE_string("recipe", "", "the recipe of a model with an own task or head; its code is run")
+    return flags.DEFINE_string(
+        "recipe", "", "the recipe of a model with an own task or head; its code is run"
+    )
 
 
 def define_compute_dtype() -> flags.FlagHolder[str]:
@@ -47,14 +51,21 @@ def define_format() -> Callable[[str], bool]:
 
 def define_text_column() -> flags.FlagHolder[str]:
     """Defines the flag that names the text in inputs with columns."""
-    return flags.DEFINE_string("text_column", TEXT_COLUMN, "Column of Parquet, or key of JSON lines, with the text.")
+    return flags.DEFINE_string(
+        "text_column", TEXT_COLUMN, "Column of Parquet, or key of JSON lines, with the text."
+    )
 
 
 def define_options() -> "Callable[[], PrepareOptions]":
     """Defines the flags of `PrepareOptions`, which determine the contents of a data set."""
     from bert_jax.data.prepare import PrepareOptions
 
-    define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+    define = {
+        bool: flags.DEFINE_bool,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }
     defaults = PrepareOptions()
     defined: list[flags.FlagHolder[Any]] = []
     for name, text in _OPTIONS.items():

@@ -31,7 +31,12 @@ def main() -> None:
     )
     flat = {path: np.asarray(array) for path, array in sorted(flatten(bert.params).items())}
     rows = [
-        (path, " x ".join(map(str, array.shape)), str(array.dtype), f"{np.linalg.norm(array.astype(np.float64)):.6g}")
+        (
+            path,
+            " x ".join(map(str, array.shape)),
+            str(array.dtype),
+            f"{np.linalg.norm(array.astype(np.float64)):.6g}",
+        )
         for path, array in flat.items()
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]

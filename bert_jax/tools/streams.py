@@ -28,4 +28,6 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     if isinstance(sys.stderr, io.TextIOWrapper):
         raw = io.BufferedWriter(_Lasting(sys.stderr.fileno(), "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        sys.stderr = io.TextIOWrapper(
+            raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )

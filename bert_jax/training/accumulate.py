@@ -63,7 +63,9 @@ def sum_over_microbatches(
                 narrow = jax.lax.psum(narrow, "data")
             return narrow.astype(gradient.dtype)
 
-        return jax.lax.psum(rest, "data"), jax.tree_util.tree_map_with_path(add_up, gradients, divided)
+        return jax.lax.psum(rest, "data"), jax.tree_util.tree_map_with_path(
+            add_up, gradients, divided
+        )
 
     return jax.shard_map(
         of_device,

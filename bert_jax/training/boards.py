@@ -39,7 +39,11 @@ class WandbBoard:
         with package_needed("wandb", "report.to=wandb", "'bert_jax[wandb]'"):
             import wandb  # pyright: ignore[reportMissingImports]: an extra
         folder = workdir if isinstance(workdir, Path) else Path.cwd()
-        name = str(workdir.absolute() if isinstance(workdir, Path) else workdir).rstrip("/").rpartition("/")[2]
+        name = (
+            str(workdir.absolute() if isinstance(workdir, Path) else workdir)
+            .rstrip("/")
+            .rpartition("/")[2]
+        )
         identifier = _id_of(workdir)
         try:
             self._run = wandb.init(
@@ -53,11 +57,15 @@ class WandbBoard:
             )
         except (wandb.Error, OSError) as error:
             reason = one_line(error)[:120]
-            raise InputError(f"report.to=wandb does not work ({reason}); log in by `wandb login`") from None
+            raise InputError(
+                f"report.to=wandb does not work ({reason}); log in by `wandb login`"
+            ) from None
 
     def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of a step. Steps that it has already seen, as after a kill, are dropped."""
-        self._run.log({f"{kind}/{name}": float(value) for name, value in metrics.items()}, step=step)
+        self._run.log(
+            {f"{kind}/{name}": float(value) for name, value in metrics.items()}, step=step
+        )
 
     def close(self) -> None:
         """Uploads what is left, if it is online."""
@@ -75,7 +83,9 @@ def _id_of(workdir: Place) -> str:
         write_json(path, {"id": secrets.token_hex(8)})
     kept = read_json(path)
     if not isinstance(kept, dict) or not isinstance(kept.get("id"), str):
-        raise InputError(f"{path} has no id of a run; delete it, and the run goes on as a new one at Weights & Biases")
+        raise InputError(
+            f"{path} has no id of a run; delete it, and the run goes on as a new one at Weights & Biases"
+        )
     return kept["id"]
 
 

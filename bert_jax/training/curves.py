@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.ticker import MaxNLocator
 
 
-def draw_curves(metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple[str, str, float]] = ()) -> None:
+def draw_curves(
+    metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple[str, str, float]] = ()
+) -> None:
     """Draws the curves of a run as a PNG; nothing if there are no metrics yet.
 
     `scores` are the first panels, as (metric, title, factor); the default is pre-training's. Panels without data
@@ -26,7 +28,9 @@ def draw_curves(metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple
 
     series = _series(read_metrics(metrics_path)) if to_place(metrics_path).exists() else {}
     panels = [
-        panel for panel in (*(scores or _PRETRAINING), *_COURSE) if any((kind, panel[0]) in series for kind in _KINDS)
+        panel
+        for panel in (*(scores or _PRETRAINING), *_COURSE)
+        if any((kind, panel[0]) in series for kind in _KINDS)
     ]
     if not panels:
         return
@@ -38,7 +42,9 @@ def draw_curves(metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple
             width = 6 // len(chosen)
             axes = figure.add_subplot(grid[row, column * width : (column + 1) * width])
             _draw_panel(axes, series, name, title, scale)
-    figure.suptitle(_final_scores(series, [name for name, _, _ in scores] or _HEADLINE), fontsize=12)
+    figure.suptitle(
+        _final_scores(series, [name for name, _, _ in scores] or _HEADLINE), fontsize=12
+    )
     with atomic_path(png_path) as temporary:
         figure.savefig(temporary, format="png")
 
@@ -57,7 +63,10 @@ _PRETRAINING = (  # metric, title, factor
 _HEADLINE = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
 
 
-_COURSE = (("learning_rate", "Learning rate", 1), ("tokens_per_second", "Thousands of tokens per second", 1e-3))
+_COURSE = (
+    ("learning_rate", "Learning rate", 1),
+    ("tokens_per_second", "Thousands of tokens per second", 1e-3),
+)
 
 
 _Series = dict[tuple[str, str], tuple[list[float], list[float]]]
@@ -89,7 +98,11 @@ def _draw_panel(axes: "Axes", series: _Series, name: str, title: str, scale: flo
     baseline = next((baseline for baseline, metric in BASELINES.items() if metric == name), "")
     if ("eval", baseline) in series:
         score = scale * series["eval", baseline][1][-1]
-        label = "token frequencies alone" if baseline.startswith("unigram") else "the more frequent answer"
+        label = (
+            "token frequencies alone"
+            if baseline.startswith("unigram")
+            else "the more frequent answer"
+        )
         axes.axhline(score, color="#777777", linestyle="--", linewidth=1.1, label=label)
     axes.set_title(title, fontsize=10, loc="left")
     axes.grid(color="#e6e6e6", linewidth=0.8)
@@ -118,5 +131,7 @@ def _final_scores(series: _Series, names: Sequence[str]) -> str:
     last = {name: values[-1] for (kind, name), (_, values) in series.items() if kind == "eval"}
     step = max(steps[-1] for steps, _ in series.values())
     scores = {name: last[name] for name in names if name in last}
-    baselines = {name: last[name] for name, metric in BASELINES.items() if name in last and metric in scores}
+    baselines = {
+        name: last[name] for name, metric in BASELINES.items() if name in last and metric in scores
+    }
     return f"Step {step:,}" + (f", held out: {describe(scores | baselines)}" if scores else "")

@@ -22,12 +22,16 @@ from bert_jax.training.memory import describe_memory
 from bert_jax.training.step import TrainState
 
 
-def make_throughput(model: ModelConfig, mesh: Mesh) -> Callable[[dict[str, float], float], dict[str, float]]:
+def make_throughput(
+    model: ModelConfig, mesh: Mesh
+) -> Callable[[dict[str, float], float], dict[str, float]]:
     """Returns (summed counts, seconds) -> sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known."""
     peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
 
     def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
-        work = flops.train_flops(model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"])
+        work = flops.train_flops(
+            model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
+        )
         values = {
             "sequences_per_second": sums["sequences"] / seconds,
             "tokens_per_second": sums["tokens"] / seconds,
@@ -71,7 +75,11 @@ def describe_phase(
     lines += schedule_warnings(config.optimizer, phase.schedule_steps)
     if num_phases == 1:
         return lines
-    moments = "" if phase.number == 1 else "; Adam's means " + ("at zero" if phase.resets_moments else "are kept")
+    moments = (
+        ""
+        if phase.number == 1
+        else "; Adam's means " + ("at zero" if phase.resets_moments else "are kept")
+    )
     goes_on = phase.schedule_start < phase.first_step
     rate = "the rate goes on" if goes_on else f"rate {config.optimizer.learning_rate:g}"
     steps = f"steps {phase.first_step + 1:,} to {phase.last_step:,}"
@@ -102,7 +110,9 @@ def _describe_task(config: ResolvedConfig, dataset: Dataset) -> str:
         units = "tokens" if not masking.whole_word else "whole words"
         units += f" in runs of up to {masking.max_ngram}" if masking.max_ngram > 1 else ""
         tokens = f"{_share(config, dataset)}, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
-    tokens += f"; {masking.causal_rate:.1%} of the rows from left to right" if masking.causal_rate else ""
+    tokens += (
+        f"; {masking.causal_rate:.1%} of the rows from left to right" if masking.causal_rate else ""
+    )
     kind = {"nsp": "next sentence", "sop": "order of sentences"}
     labels = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     return tokens + (f"; {kind[labels]}" if config.train.next_sentence else "; no next sentence")

@@ -36,7 +36,8 @@ def _steady() -> float:
     return _EPOCH + time.clock_gettime(_CLOCK)
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a machine is suspended
+# the first goes on while a machine is suspended
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _EPOCH = time.time() - time.clock_gettime(_CLOCK)
 
 
@@ -102,7 +103,12 @@ class Clock:
         wall = self._wall
         goodput = self.seconds["steps"] / wall if wall > 0 else 0.0
         seconds = {name: round(value, 3) for name, value in self.seconds.items()}
-        return {"goodput": round(goodput, 5), "wall": round(wall, 3), **seconds, "attempts": self.attempts}
+        return {
+            "goodput": round(goodput, 5),
+            "wall": round(wall, 3),
+            **seconds,
+            "attempts": self.attempts,
+        }
 
     def _switch(self, name: str) -> str:
         """Begins a phase, and returns the previous one."""
@@ -154,4 +160,5 @@ def process_started() -> float:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return now
-    return now - age if 0 <= age < 3600 else now  # a namespace of time may hide the start of the machine
+    # a namespace of time may hide the start of the machine
+    return now - age if 0 <= age < 3600 else now

@@ -32,9 +32,13 @@ def make_evaluation(
     size = config.eval.rows(config.data.batch_size, config.train.accumulate)
     batches = partial(eval_batches, dataset.heldout, size, mesh)
     separator = dataset.load_tokenizer().sep_id if config.model.causal else -1
-    baselines = heldout_baselines(objective, dataset.token_counts, batches(), config.train.next_sentence, separator)
+    baselines = heldout_baselines(
+        objective, dataset.token_counts, batches(), config.train.next_sentence, separator
+    )
 
-    def evaluation(params: Params, stopped: Callable[[], int] = lambda: 0) -> dict[str, float] | None:
+    def evaluation(
+        params: Params, stopped: Callable[[], int] = lambda: 0
+    ) -> dict[str, float] | None:
         metrics = evaluate(eval_step, params, batches(), stopped)
         if metrics is None:
             return None
@@ -49,7 +53,11 @@ EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss"
 
 
 def heldout_baselines(
-    objective: Objective, token_counts: np.ndarray, batches: Iterable[Batch], next_sentence: bool, separator: int = -1
+    objective: Objective,
+    token_counts: np.ndarray,
+    batches: Iterable[Batch],
+    next_sentence: bool,
+    separator: int = -1,
 ) -> dict[str, float]:
     """Returns the scores of a model without context on the predictions of held-out batches.
 

@@ -43,7 +43,8 @@ class Work(NamedTuple):
     batches: Iterator[Batch]  # from the step of the state on
     evaluation: Evaluation | None
     throughput: Callable[[dict[str, float], float], dict[str, float]]  # of (summed counts, seconds)
-    keep_revision: Callable[[int, Params, dict[str, int] | None], None]  # of (step, parameters, counts seen)
+    # of (step, parameters, counts seen)
+    keep_revision: Callable[[int, Params, dict[str, int] | None], None]
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
     phase: int = 0  # the number of the phase; 0 if there is one only
 
@@ -99,7 +100,8 @@ class Progress:
     overdue: bool = False  # an evaluation was interrupted; the next run begins with it
     best: list[float] = field(default_factory=list)  # the `keep_best` lowest ranks, ascending
     waited: int = 0  # evaluations since the best
-    seen: dict[str, int] | None = None  # counts since step 0; None if an older version began the run
+    # counts since step 0; None if an older version began the run
+    seen: dict[str, int] | None = None
 
     @classmethod
     def of(cls, step: int, notes: Notes) -> "Progress":
@@ -107,18 +109,34 @@ class Progress:
         seen = notes.get("seen")
         window, overdue = Window(notes.get("unreported")), bool(notes.get("overdue"))
         best, waited = list(notes.get("best", [])), int(notes.get("waited", 0))
-        return cls(step, step, window, overdue, best, waited, {} if step == 0 else seen and dict(seen))
+        return cls(
+            step, step, window, overdue, best, waited, {} if step == 0 else seen and dict(seen)
+        )
 
     def notes(self) -> dict[str, object]:
         """Returns the notes that `of` reads. They are copies: a thread writes them while training goes on."""
-        unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
-        others = {**({"waited": self.waited} if self.waited else {}), "seen": self.seen and dict(self.seen)}
-        return {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), **others}
+        unreported = {
+            name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS
+        }
+        others = {
+            **({"waited": self.waited} if self.waited else {}),
+            "seen": self.seen and dict(self.seen),
+        }
+        return {
+            "unreported": unreported,
+            "overdue": self.overdue,
+            "best": list(self.best),
+            **others,
+        }
 
     def count(self, metrics: Metrics) -> None:
         """Adds the counts of a finished step to those of the run."""
         if self.seen is not None:
-            self.seen |= {name: self.seen.get(name, 0) + int(metrics[name][0]) for name in SEEN if name in metrics}
+            self.seen |= {
+                name: self.seen.get(name, 0) + int(metrics[name][0])
+                for name in SEEN
+                if name in metrics
+            }
 
     def note_rank(self, rank: float | None, how_many: int) -> bool:
         """Remembers the rank of an evaluation if it is one of the best so far, and returns whether it is."""
@@ -130,7 +148,10 @@ class Progress:
 
 
 def evaluate(
-    eval_step: EvalStep, params: Params, batches: Iterator[Batch], stopped: Callable[[], int] = lambda: 0
+    eval_step: EvalStep,
+    params: Params,
+    batches: Iterator[Batch],
+    stopped: Callable[[], int] = lambda: 0,
 ) -> dict[str, float] | None:
     """Returns the mean of every metric over all batches, each prediction counted once; None once `stopped()`."""
     window = Window()
@@ -147,7 +168,9 @@ def evaluate(
     return window.means()
 
 
-def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes | None = None) -> LoopResult:
+def train_loop(
+    run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes | None = None
+) -> LoopResult:
     """Takes steps until pace.num_steps, and evaluates, saves and reports on the way.
 
     The best checkpoints are those with the lowest `work.rank` of their evaluation. The loop also saves after an
@@ -159,7 +182,9 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
     """
     step = int(jax.device_get(state.step))
     in_flight = MAX_IN_FLIGHT * pace.steps_per_call
-    batches = profiled(work.batches, step, in_flight, pace.profile, pace.report, run.reporter, run.workdir)
+    batches = profiled(
+        work.batches, step, in_flight, pace.profile, pace.report, run.reporter, run.workdir
+    )
     with jax.set_mesh(work.mesh), contextlib.closing(batches):
         loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}))
         with run.clock.phase("steps"):
@@ -173,20 +198,27 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
 class _Loop:
     """The state of the loop, and the actions that it takes."""
 
-    def __init__(self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress) -> None:
+    def __init__(
+        self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress
+    ) -> None:
         self.run, self.state, self.pace, self.work = run, state, pace, work
         self.progress = progress
         self.first_step = progress.step
-        self.labels: dict[str, float] = {"phase": work.phase} if work.phase else {}  # of every record
+        # of every record
+        self.labels: dict[str, float] = {"phase": work.phase} if work.phase else {}
         self.learning_rate = 0.0  # of the last finished step
-        self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
+        # the last step of each call, and its metrics
+        self.in_flight: deque[tuple[int, Metrics]] = deque()
         self.called: set[object] = set()  # the sizes and shapes of calls that have been compiled
         self.evaluated = False
         self.saved = -1  # the step of the last save
 
     def is_over(self) -> bool:
         """Returns whether all steps are taken, or as many evaluations as the pace waits for gave no better model."""
-        return self.progress.step >= self.pace.num_steps or 0 < self.pace.patience <= self.progress.waited
+        return (
+            self.progress.step >= self.pace.num_steps
+            or 0 < self.pace.patience <= self.progress.waited
+        )
 
     def begin(self) -> None:
         """Evaluates and keeps a revision before the first step, where that is due."""
@@ -227,7 +259,8 @@ class _Loop:
             self.finish_oldest()
         now = due(progress.step, self.pace)
         if any(now) or compiles:
-            with under_way("compilation") if compiles else contextlib.nullcontext():  # others may still compile
+            # others may still compile
+            with under_way("compilation") if compiles else contextlib.nullcontext():
                 self.finish_all()
             if progress.step == self.pace.num_steps and progress.step % self.pace.report:
                 self.report(progress.step)  # the last steps, which fill no interval
@@ -235,7 +268,11 @@ class _Loop:
                 self.keep()
             rank = self.evaluate() if now.evaluate else None
             is_good = progress.note_rank(rank, self.run.checkpoints.keep_best)
-            if progress.step < self.pace.num_steps and self.is_over() and progress.step % self.pace.report:
+            if (
+                progress.step < self.pace.num_steps
+                and self.is_over()
+                and progress.step % self.pace.report
+            ):
                 self.report(progress.step)  # as above, of a run that ends early
             if is_good or now.save:
                 self.save(rank)
@@ -244,14 +281,21 @@ class _Loop:
     def end(self, received: int) -> LoopResult:
         """Saves if a signal was received, waits for the checkpoint in progress, and returns the result of the loop."""
         step = self.progress.step
-        if step > self.first_step and (received or (step < self.pace.num_steps and step != self.saved)):
+        if step > self.first_step and (
+            received or (step < self.pace.num_steps and step != self.saved)
+        ):
             self.finish_all()
             self.save(None)
         with self.run.clock.phase("saving"):
             self.run.checkpoints.wait()
         if not self.pace.final and not received:
             received = self.run.preemption.received()
-        return LoopResult(self.state, step, 0 if self.is_over() and self.pace.final else received, self.progress.seen)
+        return LoopResult(
+            self.state,
+            step,
+            0 if self.is_over() and self.pace.final else received,
+            self.progress.seen,
+        )
 
     def finish_oldest(self) -> None:
         """Waits for the oldest unfinished call, and reports if a report is due."""
@@ -326,9 +370,12 @@ class _Loop:
         """Saves the state, with the rank of its evaluation if it has one."""
         with self.run.clock.phase("saving"):
             self.check_params()
-            self.run.report_goodput()  # before the save, so that a run that resumes from it has the totals
+            # before the save, so that a run that resumes from it has the totals
+            self.run.report_goodput()
             self.saved = self.progress.step
-            self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes(), self.work.phase)
+            self.run.checkpoints.save(
+                self.progress.step, self.state, rank, self.progress.notes(), self.work.phase
+            )
         beat()
 
     def keep(self) -> None:

@@ -44,7 +44,8 @@ def estimate_memory(
         "optimizer": shard_bytes(state.optimizer),
         "gradients": params * (2 if accumulate > 1 else 1),
         # Parameters in the compute dtype, and of the word table the two gradients that are added and what is read.
-        "copies of parameters": (params // 2 if model.compute_dtype == "bfloat16" else 0) + 3 * table,
+        "copies of parameters": (params // 2 if model.compute_dtype == "bfloat16" else 0)
+        + 3 * table,
         "activations": at_once * activation_bytes(model, row.length, mesh_shape["tensor"]),
         "logits": at_once * logit_bytes(model, row.predictions, mesh_shape["tensor"]),
         "batch": rows * row.bytes,
@@ -57,7 +58,8 @@ def describe_memory(config: ResolvedConfig, state: TrainState, mesh: Mesh, row: 
     kinds = estimate_memory(config, state, dict(mesh.shape), row)
     total = kinds.pop("total")
     parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
-    figures = mesh.local_devices[0].memory_stats() or {} if mesh.local_devices else {}  # a CPU has none
+    # a CPU has none
+    figures = mesh.local_devices[0].memory_stats() or {} if mesh.local_devices else {}
     limit = figures.get("bytes_limit", 0)
     line = f"memory of a device, estimated: {in_units(total)}{f' of {in_units(limit)}' if limit else ''}: {parts}"
     if limit and total > limit:
@@ -65,12 +67,22 @@ def describe_memory(config: ResolvedConfig, state: TrainState, mesh: Mesh, row: 
     return line
 
 
-def memory_problem(config: ResolvedConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
+def memory_problem(
+    config: ResolvedConfig, mesh_shape: dict[str, int], needed: float, available: float
+) -> str:
     """Returns one line with the memory needed, the memory available, and settings to change."""
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = rows // config.train.accumulate
-    more = next((pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0)
-    fewer = (rows // 2) // config.train.accumulate * config.train.accumulate * mesh_shape["data"] * mesh_shape["fsdp"]
+    more = next(
+        (pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0
+    )
+    fewer = (
+        (rows // 2)
+        // config.train.accumulate
+        * config.train.accumulate
+        * mesh_shape["data"]
+        * mesh_shape["fsdp"]
+    )
     changes = []
     if config.model.remat == "none":
         changes.append("model.remat=dots")
@@ -96,7 +108,10 @@ def in_units(size: float) -> str:
 
 def shard_bytes(tree: PyTree) -> int:
     """Returns the bytes that one device holds of a tree of arrays, or of shapes with shardings."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def gathered_bytes(params: PyTree) -> int:
@@ -127,7 +142,9 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
     scores = model.num_heads * row_length
     kept = row_length * (of_tokens(model.remat) + scores * _of_scores(model, size, row_length))
     at_once = min(1.0, SCORES / row_length**2) if row_length > LONGEST_WHOLE else 1.0
-    working = row_length * (of_tokens("none") * (model.remat != "none") + scores * at_once * _WORKING_OF_SCORES)
+    working = row_length * (
+        of_tokens("none") * (model.remat != "none") + scores * at_once * _WORKING_OF_SCORES
+    )
     return round((model.num_layers * kept + working) / tensor)
 
 

@@ -26,7 +26,9 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
 Step: TypeAlias = jax.typing.ArrayLike  # one step, or an array of them
 
 
-def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> Callable[[Step], jax.Array]:
+def learning_rate_at(
+    config: OptimizerConfig, num_steps: int, first_step: int = 0
+) -> Callable[[Step], jax.Array]:
     """Returns the learning rate as a function of the step. The schedule begins at `first_step` and has `num_steps`.
 
     During warm-up it is rate x step / warmup_steps, so the first step has rate 0. After warm-up it is
@@ -45,7 +47,9 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 
             left = (1 + jnp.cos(jnp.pi * done)) / 2
         elif config.schedule == "stable":
             left = 1 - jnp.sqrt(jnp.clip((step - num_steps + last) / last, 0, 1)) if last else 1.0
-        decayed = config.learning_rate * (left if config.decay_power == 1 else left**config.decay_power)
+        decayed = config.learning_rate * (
+            left if config.decay_power == 1 else left**config.decay_power
+        )
         warming = config.learning_rate * step / max(1, warmup_steps)
         return jnp.where(step < warmup_steps, warming, decayed)
 
@@ -59,20 +63,28 @@ class Moments(NamedTuple):
     square: PyTree
 
 
-def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
+def scale_by_uncorrected_adam(
+    beta1: float, beta2: float, epsilon: float
+) -> optax.GradientTransformation:
     """Returns Adam's ratio mean / (sqrt(square) + epsilon) without bias correction.
 
     Source: google-research/bert optimization.py, AdamWeightDecayOptimizer.
     """
 
-    def update(gradients: PyTree, moments: Moments, params: PyTree = None) -> tuple[PyTree, Moments]:
+    def update(
+        gradients: PyTree, moments: Moments, params: PyTree = None
+    ) -> tuple[PyTree, Moments]:
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradients)
-        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.square, gradients)
+        square = jax.tree.map(
+            lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.square, gradients
+        )
         ratio = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
         return ratio, Moments(mean, square)
 
-    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
-    return optax.GradientTransformation(lambda params: Moments(zeros(params), zeros(params)), update)  # pyright: ignore[reportArgumentType]
+    def init(params: PyTree) -> Moments:
+        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:
@@ -82,7 +94,8 @@ def clip_by_global_norm(most: float) -> optax.GradientTransformation:
     """
 
     def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        factor = most / jnp.maximum(global_norm(gradients), most)  # 1 exactly, if nothing is to be clipped
+        # 1 exactly, if nothing is to be clipped
+        factor = most / jnp.maximum(global_norm(gradients), most)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
@@ -90,10 +103,14 @@ def clip_by_global_norm(most: float) -> optax.GradientTransformation:
 
 def decay_mask(params: PyTree) -> PyTree:
     """Returns a tree that is True where weight decay applies. Raises: InputError if no rule matches a parameter."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: match_rule(DECAY_RULES, path_name(path)), params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: match_rule(DECAY_RULES, path_name(path)), params
+    )
 
 
-def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
+def scale_by_layer_trust_ratio(
+    applies_to: Callable[[PyTree], PyTree],
+) -> optax.GradientTransformation:
     """Returns LAMB's scaling: each parameter's update times |parameter| / |update|, or times 1 if a norm is 0.
 
     Stacked parameters have one norm per layer. Rows that pad the vocabulary are zero in parameter and update, and add
@@ -104,7 +121,9 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
         if not applies:
             return update
         axes = _axes_of_one(path, param)
-        size, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
+        size, change = (
+            jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update)
+        )
         known = (size > 0) & (change > 0)
         return update * jnp.where(known, size / jnp.where(known, change, 1), 1)
 
@@ -119,7 +138,9 @@ def _axes_of_one(path: KeyPath, array: jax.Array) -> tuple[int, ...]:
     return tuple(range(1 if is_stacked(path_name(path)) else 0, array.ndim))
 
 
-def clip_updates(adamw: optax.GradientTransformation, beta2: float, epsilon: float) -> optax.GradientTransformation:
+def clip_updates(
+    adamw: optax.GradientTransformation, beta2: float, epsilon: float
+) -> optax.GradientTransformation:
     """Returns StableAdamW: updates of `adamw`, a chain that begins with Adam, divided by max(1, RMS).
 
     RMS is the root of the mean of gradient^2 / max(v, epsilon^2) over a parameter, one per layer of a stack; v is the
@@ -131,7 +152,9 @@ def clip_updates(adamw: optax.GradientTransformation, beta2: float, epsilon: flo
         updates, state = adamw.update(gradients, state, params)
         correction = 1 - beta2 ** state[0].count
 
-        def clip(path: KeyPath, update: jax.Array, gradient: jax.Array, square: jax.Array) -> jax.Array:
+        def clip(
+            path: KeyPath, update: jax.Array, gradient: jax.Array, square: jax.Array
+        ) -> jax.Array:
             ratio = jnp.square(gradient) / jnp.maximum(square / correction, epsilon**2)
             rms = jnp.sqrt(jnp.mean(ratio, _axes_of_one(path, ratio), keepdims=True))
             return update / jnp.maximum(rms, 1)
@@ -165,7 +188,9 @@ def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
 
 
-def store_mean_in(dtype: str, adam: optax.GradientTransformation, mean: str) -> optax.GradientTransformation:
+def store_mean_in(
+    dtype: str, adam: optax.GradientTransformation, mean: str
+) -> optax.GradientTransformation:
     """Returns Adam with its mean, the field `mean` of its state, kept in `dtype` between steps.
 
     A step computes in float32 and rounds the mean afterwards, so its own update does not see that rounding. The mean of
@@ -175,7 +200,9 @@ def store_mean_in(dtype: str, adam: optax.GradientTransformation, mean: str) -> 
     """
 
     def cast(state: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:
-        return state._replace(**{mean: jax.tree.map(lambda leaf: leaf.astype(dtype), getattr(state, mean))})
+        return state._replace(
+            **{mean: jax.tree.map(lambda leaf: leaf.astype(dtype), getattr(state, mean))}
+        )
 
     def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         ratio, state = adam.update(gradients, cast(state, jnp.float32), params)
@@ -194,7 +221,9 @@ def reset_moments(state: PyTree) -> PyTree:
     return jax.tree.map(zeroed, state, is_leaf=is_adam)
 
 
-def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, num_steps: int, first_step: int = 0
+) -> optax.GradientTransformation:
     """Returns BERT's AdamW, LAMB or StableAdamW: clip, Adam's ratio, decoupled weight decay, their own scaling, rate.
 
     It expects the gradients of the global batch, so clipping comes after all reductions.
@@ -210,7 +239,9 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
     if config.name == "stable_adamw":
         adamw = (clip_updates(optax.chain(*adamw), config.beta2, config.epsilon),)
     everywhere = lambda params: jax.tree.map(lambda _: True, params)  # noqa: E731
-    trust_ratio = scale_by_layer_trust_ratio(everywhere if config.trust_ratio_for == "all" else decay_mask)
+    trust_ratio = scale_by_layer_trust_ratio(
+        everywhere if config.trust_ratio_for == "all" else decay_mask
+    )
     return optax.chain(
         clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         *adamw,

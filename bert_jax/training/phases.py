@@ -38,7 +38,8 @@ class Corpora(NamedTuple):
     config: ResolvedConfig
     tokenizer: Tokenizer
     phases: list[OpenPhase]
-    revisions: tuple[int, ...]  # steps after which the parameters are kept, by `checkpoint.keep_words`
+    # steps after which the parameters are kept, by `checkpoint.keep_words`
+    revisions: tuple[int, ...]
 
 
 def open_corpora(config: PretrainConfig) -> Corpora:
@@ -48,7 +49,9 @@ def open_corpora(config: PretrainConfig) -> Corpora:
       not read the words of its revisions.
     """
     sizes = (config.data.batch_size, config.phase2.batch_size or config.data.batch_size)
-    datasets, stream = open_for_training(config.data, config.data_paths, sizes[: len(config.data_paths)])
+    datasets, stream = open_for_training(
+        config.data, config.data_paths, sizes[: len(config.data_paths)]
+    )
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, stream=stream))
     tokenizer = datasets[0].load_tokenizer()
     resolved = resolve(config, datasets, tokenizer)
@@ -58,8 +61,11 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     revisions = revision_steps(resolved, phases, words)
 
     def objective(masking: MaskingConfig) -> Objective:
-        ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)  # of masks, and of tokens never predicted
-        return pretraining_objective(resolved.model, masking, *ids, resolved.train.next_sentence, config.teacher)
+        # of masks, and of tokens never predicted
+        ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
+        return pretraining_objective(
+            resolved.model, masking, *ids, resolved.train.next_sentence, config.teacher
+        )
 
     maskings = [phase.config.masking for phase in phases]
     heldout = [objective(dataclasses.replace(masking, causal_rate=0.0)) for masking in maskings]
@@ -67,38 +73,64 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     return Corpora(resolved, tokenizer, opened, revisions)
 
 
-def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> ResolvedConfig:
+def resolve(
+    config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer
+) -> ResolvedConfig:
     """Returns the configuration with the settings that follow from the data: vocabulary size and next sentence loss.
 
     `datasets` has one data set per phase.
 
     Raises: InputError if the data does not fit the model, or the data of one phase that of another.
     """
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
+    model = dataclasses.replace(
+        config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size
+    )
     if tokenizer.vocab_size > model.vocab_size:
         both = f"{tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}"
-        raise InputError(f"the data's tokenizer has {both}; raise it (0 takes the tokenizer's size)")
+        raise InputError(
+            f"the data's tokenizer has {both}; raise it (0 takes the tokenizer's size)"
+        )
     for dataset in datasets:
         if not dataset.train.num_rows:
-            raise InputError(f"{dataset.path} has no row to train on; prepare it from more text, or hold out less")
+            raise InputError(
+                f"{dataset.path} has no row to train on; prepare it from more text, or hold out less"
+            )
         if dataset.manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
-            made = f"{dataset.path} was made with another vocabulary or casing than {config.data.path}"
+            made = (
+                f"{dataset.path} was made with another vocabulary or casing than {config.data.path}"
+            )
             raise InputError(f"{made}; prepare it with --tokenizer={datasets[0].tokenizer_path}")
         if dataset.row_length > model.max_positions:
             rows = f"rows of {dataset.row_length} tokens in {dataset.path}"
-            raise InputError(f"{rows} are longer than model.max_positions {model.max_positions}; raise it")
-        if (config.model.causal or config.masking.causal_rate) and dataset.manifest["row"].get("predictions"):
-            causal = "a causal model" if config.model.causal else f"masking.causal_rate {config.masking.causal_rate}"
-            raise InputError(f"{dataset.path} has masks of its own, unlike {causal}; import it with --masks=redraw")
+            raise InputError(
+                f"{rows} are longer than model.max_positions {model.max_positions}; raise it"
+            )
+        if (config.model.causal or config.masking.causal_rate) and dataset.manifest["row"].get(
+            "predictions"
+        ):
+            causal = (
+                "a causal model"
+                if config.model.causal
+                else f"masking.causal_rate {config.masking.causal_rate}"
+            )
+            raise InputError(
+                f"{dataset.path} has masks of its own, unlike {causal}; import it with --masks=redraw"
+            )
         if config.masking.causal_rate and dataset.row_length > LONGEST_WHOLE:
             rows = f"rows of {dataset.row_length} tokens in {dataset.path} are read in blocks, all alike"
-            raise InputError(f"{rows}; with masking.causal_rate use rows of {LONGEST_WHOLE} at most")
+            raise InputError(
+                f"{rows}; with masking.causal_rate use rows of {LONGEST_WHOLE} at most"
+            )
     check_rows(config, [dataset.row_length for dataset in datasets])
-    labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
+    labels = [
+        dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets
+    ]
     for dataset, label in zip(datasets, labels):
         check_type_ids(model, int(label != "none"), str(dataset.path))
     if config.train.next_sentence and len(set(labels)) > 1:
         two = f"{config.data.path} was prepared with --next_sentence={labels[0]}, {config.phase2.path} with {labels[1]}"
         raise InputError(f"{two}; prepare both alike, or set train.next_sentence=False")
-    train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
+    train = dataclasses.replace(
+        config.train, next_sentence=config.train.next_sentence and labels[0] != "none"
+    )
     return ResolvedConfig(dataclasses.replace(config, model=model, train=train))

@@ -41,12 +41,21 @@ def profiled(
     """
     first, last = steps
     step, until = first_step, 0  # `until` is the step before which a profile ends
-    with scratch(workdir) if isinstance(workdir, RemotePath) else nullcontext(workdir / "profile") as folder:
+    with (
+        scratch(workdir)
+        if isinstance(workdir, RemotePath)
+        else nullcontext(workdir / "profile") as folder
+    ):
         try:
             for batch in batches:
                 if until and step >= until:
                     until = _stop(reporter, Path(folder), workdir)
-                asked = not until and step % every == 0 and this_job().is_first and (workdir / ASK).exists()
+                asked = (
+                    not until
+                    and step % every == 0
+                    and this_job().is_first
+                    and (workdir / ASK).exists()
+                )
                 if not until and step == first < last:
                     until = _start(Path(folder), last + in_flight)
                 elif asked:
@@ -69,5 +78,7 @@ def _stop(reporter: Reporter, folder: Path, workdir: Place) -> int:
     if isinstance(workdir, RemotePath):
         for path in [path for path in folder.rglob("*") if path.is_file()]:
             (workdir / "profile" / path.relative_to(folder).as_posix()).put(path)
-    reporter.message(f"profile written to {workdir / 'profile'}: for tensorboard --logdir, or ui.perfetto.dev")
+    reporter.message(
+        f"profile written to {workdir / 'profile'}: for tensorboard --logdir, or ui.perfetto.dev"
+    )
     return 0

@@ -27,16 +27,24 @@ class TrainStep:
     donated: do not use it again. The key of dropout is an argument, so that runs of all seeds share one program.
     """
 
-    def __init__(self, one: jax.stages.Wrapped, several: jax.stages.Wrapped, seed: int, mesh: Mesh) -> None:
+    def __init__(
+        self, one: jax.stages.Wrapped, several: jax.stages.Wrapped, seed: int, mesh: Mesh
+    ) -> None:
         self._one, self._several, self._seed, self._mesh = one, several, seed, mesh
 
     @functools.cached_property
     def key(self) -> jax.Array:  # on all devices, uint32 [2]
         whole = replicated(self._mesh)
-        return jax.jit(lambda: jax.random.key_data(root_key(self._seed, "dropout")), out_shardings=whole)()
+        return jax.jit(
+            lambda: jax.random.key_data(root_key(self._seed, "dropout")), out_shardings=whole
+        )()
 
     def __call__(self, state: TrainState, /, *batches: Batch) -> tuple[TrainState, Metrics]:
-        return self._one(state, *batches, self.key) if len(batches) == 1 else self._several(state, batches, self.key)
+        return (
+            self._one(state, *batches, self.key)
+            if len(batches) == 1
+            else self._several(state, batches, self.key)
+        )
 
     def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
         return self._one.lower(state, batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
@@ -62,7 +70,9 @@ class Program:
         """Returns the compiled step of `train_step`'s arguments."""
         step = train_step(objective, optimizer, train, self._mesh, state, first_step)
 
-        def several(state: TrainState, batches: tuple[Batch, ...], key: jax.Array) -> tuple[TrainState, Metrics]:
+        def several(
+            state: TrainState, batches: tuple[Batch, ...], key: jax.Array
+        ) -> tuple[TrainState, Metrics]:
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
             return jax.lax.scan(lambda state, batch: step(state, batch, key), state, stacked)
 

@@ -27,7 +27,8 @@ from bert_jax.training.shown import ON_THE_BAR, describe, duration, forgive
 
 METRICS_FILE = "metrics.jsonl"
 KINDS = ("train", "eval", goodput.KIND)
-MetricsRecord: TypeAlias = dict[str, Any]  # "kind" is one of KINDS, "step" an int, every other value a float
+# "kind" is one of KINDS, "step" an int, every other value a float
+MetricsRecord: TypeAlias = dict[str, Any]
 
 
 class Reporter:
@@ -76,7 +77,9 @@ class Reporter:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept, self.carried = _drop_after(path, start_step)
         # A run that was killed between an evaluation and the checkpoint that records it evaluates this step again.
-        self._known = {record["kind"] for record in kept if record["step"] == start_step} - {goodput.KIND}
+        self._known = {record["kind"] for record in kept if record["step"] == start_step} - {
+            goodput.KIND
+        }
         self._file = open(path, "a", encoding="utf-8")
         if tensorboard:
             with package_needed("tensorboardX", "report.tensorboard=True", "'bert_jax[train]'"):
@@ -84,15 +87,21 @@ class Reporter:
 
             # The same for TensorBoard: it hides earlier records from this step on.
             purge_step = start_step + 1 if start_step else 0
-            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
+            self._board = SummaryWriter(
+                str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30
+            )
             writer: Any = self._board.file_writer
             forgive(writer.event_writer._ev_writer, self.message)
         if progress and sys.stderr.isatty():
             with package_needed("tqdm", "report.progress=True", "'bert_jax[train]'"):
                 from tqdm import tqdm
 
-            layout = "{percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt}  {elapsed}<{remaining}{postfix}"
-            self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
+            layout = (
+                "{percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt}  {elapsed}<{remaining}{postfix}"
+            )
+            self._bar = tqdm(
+                total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout
+            )
 
     def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         """Reports the metrics of a step; `kind` is one of `KINDS`."""
@@ -106,8 +115,11 @@ class Reporter:
                 self._file.flush()
             except OSError as error:
                 raise cannot_write(self._file.name, error) from error
-            if not os.path.exists(self._file.name):  # writing to a deleted file succeeds, and nobody can read it
-                raise StoppedError(f"{self._file.name} is gone: move the work directory back, or begin again")
+            # writing to a deleted file succeeds, and nobody can read it
+            if not os.path.exists(self._file.name):
+                raise StoppedError(
+                    f"{self._file.name} is gone: move the work directory back, or begin again"
+                )
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)
@@ -135,11 +147,19 @@ class Reporter:
             if self._board is not None:
                 self._board.flush()
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                name, about = path.relative_to(folder).as_posix(), (path.stat().st_size, path.stat().st_mtime_ns)
+                name, about = (
+                    path.relative_to(folder).as_posix(),
+                    (path.stat().st_size, path.stat().st_mtime_ns),
+                )
                 if self._published.get(name) != about:
                     content = path.read_bytes()
-                    whole = content.rpartition(b"\n")[0] + b"\n" if name == METRICS_FILE and content else content
-                    (self._store / name).write_bytes(whole)  # no half of a line that is being written
+                    whole = (
+                        content.rpartition(b"\n")[0] + b"\n"
+                        if name == METRICS_FILE and content
+                        else content
+                    )
+                    # no half of a line that is being written
+                    (self._store / name).write_bytes(whole)
                     self._published[name] = about
 
     def close(self) -> None:
@@ -164,7 +184,8 @@ class Reporter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with contextlib.suppress(*([InputError] if kind else [])):  # the error that ends the run says more
+        # the error that ends the run says more
+        with contextlib.suppress(*([InputError] if kind else [])):
             self.close()
 
     def _show(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
@@ -173,7 +194,9 @@ class Reporter:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
             if kind == "train":
-                self._bar.set_postfix_str(describe({name: metrics[name] for name in ON_THE_BAR if name in metrics}))
+                self._bar.set_postfix_str(
+                    describe({name: metrics[name] for name in ON_THE_BAR if name in metrics})
+                )
                 return
         line = f"{kind:5} {step:{len(str(self._total_steps))}}/{self._total_steps}  {describe(metrics)}"
         taken = step - self._start_step
@@ -196,7 +219,12 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
     Raises: InputError if the file is missing or another line cannot be read.
     """
     try:
-        lines = to_place(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+        lines = (
+            to_place(path)
+            .read_text(encoding="utf-8", errors="replace")
+            .removesuffix("\n")
+            .split("\n")
+        )
     except OSError as error:
         raise InputError(f"metrics {path} cannot be read: {error.strerror or error}") from None
     records = []
@@ -207,9 +235,16 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
         except (ValueError, RecursionError, schema.Mismatch) as error:
             if number < len(lines):
                 reason = " ".join(str(error).split())[:100]
-                raise InputError(f"metrics {path} is damaged at line {number} ({reason}); delete this line") from None
+                raise InputError(
+                    f"metrics {path} is damaged at line {number} ({reason}); delete this line"
+                ) from None
         else:
-            records.append({name: value if name == "kind" else _from_json(value) for name, value in record.items()})
+            records.append(
+                {
+                    name: value if name == "kind" else _from_json(value)
+                    for name, value in record.items()
+                }
+            )
     return [record for record in records if record["kind"] in kinds]
 
 
@@ -226,7 +261,9 @@ def _drop_after(path: Path, step: int) -> tuple[list[MetricsRecord], MetricsReco
     if carried is not None and carried not in kept[-1:]:
         kept.append(carried)
     text = "".join(
-        json.dumps({name: _to_json(value) for name, value in record.items()}, allow_nan=False) + "\n" for record in kept
+        json.dumps({name: _to_json(value) for name, value in record.items()}, allow_nan=False)
+        + "\n"
+        for record in kept
     )
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -44,7 +44,8 @@ class Run:
     reporter: Reporter
     preemption: Preemption
     restored: Restored  # the state to resume from, if there is one
-    start: Pretrained | None  # the model to start from; None if the run resumes or starts from random parameters
+    # the model to start from; None if the run resumes or starts from random parameters
+    start: Pretrained | None
     clock: goodput.Clock = field(default_factory=goodput.Clock)
     step: int = 0  # the last step that is known to be finished
 
@@ -73,7 +74,9 @@ class Run:
         Raises: InputError, on every process, if it cannot be written.
         """
         devices = jax.devices()
-        about = record_of_run(without_secrets(list(data)), f"{len(devices)} x {devices[0].device_kind}")
+        about = record_of_run(
+            without_secrets(list(data)), f"{len(devices)} x {devices[0].device_kind}"
+        )
         this_job().first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
 
     def report_goodput(self) -> dict[str, float]:
@@ -85,7 +88,9 @@ class Run:
     def report_stop(self, signal: int, step: int) -> bool:
         """Prints a line if a signal ended the run at this step, and returns whether one did."""
         if signal:
-            self.reporter.message(f"stopped by signal {signal} after step {step}; the same command resumes")
+            self.reporter.message(
+                f"stopped by signal {signal} after step {step}; the same command resumes"
+            )
         return bool(signal)
 
 
@@ -110,20 +115,36 @@ def open_run(
     config, tokenizer, abstract = training.config, training.tokenizer, training.abstract
     clock, last_step = goodput.Clock(started), training.stages[-1].pace.num_steps
     if last_step > LARGEST:
-        raise InputError(f"the run has {last_step:,} steps, which devices cannot count; train for {LARGEST:,} at most")
+        raise InputError(
+            f"the run has {last_step:,} steps, which devices cannot count; train for {LARGEST:,} at most"
+        )
     settings = without_secrets(to_dict(config))
-    identity = {"format": FORMAT, **training.identity, "run": settings, "tokenizer": tokenizer.fingerprint}
-    keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
+    identity = {
+        "format": FORMAT,
+        **training.identity,
+        "run": settings,
+        "tokenizer": tokenizer.fingerprint,
+    }
+    keep = (
+        config.checkpoint.keep_last,
+        max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig))),
+    )
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())
         work.on_compiled.append(clock.compiled)
         stack.callback(work.on_compiled.remove, clock.compiled)
         stack.enter_context(Watchdog(config.train.hang_seconds))
-        stack.enter_context(work.under_way("start", state_bytes(abstract)))  # and the work after the training loop
+        # and the work after the training loop
+        stack.enter_context(work.under_way("start", state_bytes(abstract)))
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **training.same}
         this_job().check_same(everywhere)
-        resumes = this_job().broadcast_int("number of checkpoints", len(checkpoint_steps(workdir / "checkpoints"))) > 0
+        resumes = (
+            this_job().broadcast_int(
+                "number of checkpoints", len(checkpoint_steps(workdir / "checkpoints"))
+            )
+            > 0
+        )
         former_dropout = resumes and draws_dropout(config) and began_before(workdir)
         start = None if resumes else load()
         stack.enter_context(locked(workdir))
@@ -135,7 +156,9 @@ def open_run(
         first_step = 0 if restored.state is None else int(restored.state.step)
         if first_step > last_step:
             taken = f"the run of {workdir} has taken {first_step:,} steps, and the settings ask for {last_step:,}"
-            raise InputError(f"{taken}; ask for as many steps or epochs as it has taken, or give another workdir")
+            raise InputError(
+                f"{taken}; ask for as many steps or epochs as it has taken, or give another workdir"
+            )
         if this_job().is_first:
             write_json(workdir / "config.json", identity)
             tokenizer.save(workdir / "tokenizer")
@@ -152,7 +175,8 @@ def open_run(
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)
         del restored, start  # the run gives them away
-        checkpoints.before_seal = reporter.publish  # so that the bucket's records reach to each checkpoint
+        # so that the bucket's records reach to each checkpoint
+        checkpoints.before_seal = reporter.publish
         run.report_goodput()  # an attempt counts, also one that is killed before its first report
         reporter.publish()
         yield run

@@ -11,11 +11,18 @@ def describe(metrics: Mapping[str, float]) -> str:
     """Returns metrics as one line of text: short names, baselines in parentheses, quantities with their units."""
     parts = []
     for name, value in metrics.items():
-        if name in BASELINES or name == "mlm_perplexity" or (name == "flops_per_second" and "mfu" in metrics):
+        if (
+            name in BASELINES
+            or name == "mlm_perplexity"
+            or (name == "flops_per_second" and "mfu" in metrics)
+        ):
             continue
         label, show = _SHOWN.get(name, (name.replace("_", " "), _plain))
         part = f"{label} {show(value)}" if label else show(value)
-        baseline = next((baseline for baseline, of in BASELINES.items() if of == name and baseline in metrics), None)
+        baseline = next(
+            (baseline for baseline, of in BASELINES.items() if of == name and baseline in metrics),
+            None,
+        )
         parts.append(part + (f" (baseline {show(metrics[baseline])})" if baseline else ""))
     return "  ".join(parts)
 
@@ -65,9 +72,14 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "mfu": ("MFU", _percent),
     "data_wait": ("waiting for data", "{:.2%}".format),
 }
-ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")  # the bar has little room
+# the bar has little room
+ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")
 # Baseline -> the metric to compare it with: the score of a model without context.
-BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}
+BASELINES = {
+    "unigram_loss": "mlm_loss",
+    "unigram_accuracy": "mlm_accuracy",
+    "nsp_base_rate": "nsp_accuracy",
+}
 
 
 def forgive(events: Any, say: Callable[[str], object]) -> None:
@@ -84,7 +96,9 @@ def forgive(events: Any, say: Callable[[str], object]) -> None:
                 return None if failed else method(*arguments)
             except (OSError, ValueError) as error:
                 failed = True
-                say(f"warning: TensorBoard's records end here ({one_line(error)}); metrics.jsonl has all")
+                say(
+                    f"warning: TensorBoard's records end here ({one_line(error)}); metrics.jsonl has all"
+                )
                 return None
 
         return call

@@ -24,7 +24,9 @@ class Evaluation(Protocol):
     before the evaluation was complete.
     """
 
-    def __call__(self, params: Params, stopped: Callable[[], int] = ..., /) -> dict[str, float] | None: ...
+    def __call__(
+        self, params: Params, stopped: Callable[[], int] = ..., /
+    ) -> dict[str, float] | None: ...
 
 
 class Pace(NamedTuple):
@@ -35,7 +37,8 @@ class Pace(NamedTuple):
     evaluate: int
     save: int
     evaluate_first: bool = True  # before the first step as well
-    final: bool = True  # False if another phase follows: a signal at the last step then stops the run too
+    # False if another phase follows: a signal at the last step then stops the run too
+    final: bool = True
     break_off: bool = False  # whether a signal interrupts evaluations, except the last one
     profile: tuple[int, int] = (0, 0)  # steps to profile: those after the first, to the last
     keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
@@ -51,13 +54,15 @@ class Stage(NamedTuple):
     optimizer: OptimizerConfig
     train: TrainConfig  # num_steps is the length of the learning rate schedule
     pace: Pace  # num_steps is the last step, counted from the start of the run
-    batches: Callable[[int], Iterator[Batch]]  # steps of the stage that are taken -> the batches after them
+    # steps of the stage that are taken -> the batches after them
+    batches: Callable[[int], Iterator[Batch]]
     evaluation: Callable[[], Evaluation | None]  # makes it; None if there is nothing to evaluate on
     first_step: int = 0
     schedule_start: int = 0  # the step at which the learning rate schedule begins
     resets_moments: bool = False  # Adam's means are zero at the first step
     describe: Callable[[], list[str]] = list  # lines to print when it begins
-    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # of an evaluation; lower is better
+    # of an evaluation; lower is better
+    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]
     close: Callable[[], None] = lambda: None  # of the data
 
 
@@ -70,15 +75,21 @@ class Training(NamedTuple):
     mesh: Mesh
     abstract: TrainState  # shapes, dtypes and shardings of the training state
     stages: Sequence[Stage]
-    identity: Mapping[str, object]  # JSON values beside the settings: the model, and the fingerprint of the data
-    trained_model: Callable[[int, Params, dict[str, int] | None], Pretrained]  # of (step, parameters, counts seen)
+    # JSON values beside the settings: the model, and the fingerprint of the data
+    identity: Mapping[str, object]
+    # of (step, parameters, counts seen)
+    trained_model: Callable[[int, Params, dict[str, int] | None], Pretrained]
     lines: Sequence[str]  # to print at the beginning
-    describe_start: Callable[[Pretrained | None], str]  # a line about the parameters that a new run starts from
-    data: Sequence[tuple[str, Mapping[str, Any]]]  # name and manifest of each data set, for about.json
+    # a line about the parameters that a new run starts from
+    describe_start: Callable[[Pretrained | None], str]
+    # name and manifest of each data set, for about.json
+    data: Sequence[tuple[str, Mapping[str, Any]]]
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
 
 
-def pace_of(config: ResolvedConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: Any) -> Pace:
+def pace_of(
+    config: ResolvedConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: Any
+) -> Pace:
     """Returns the pace that the settings ask for; by default evaluations and saves are after each epoch."""
     evaluate = config.eval.every_steps or epoch_steps
     return Pace(

@@ -35,7 +35,8 @@ class TrainState(NamedTuple):
 class Metrics(Mapping[str, Pair]):
     """The metrics of a step, {name: (sum, weight)}, in one array: the host reads it in one transfer."""
 
-    table: jax.Array  # [number of metrics, 2] float32; of several steps [steps, number of metrics, 2]
+    # [number of metrics, 2] float32; of several steps [steps, number of metrics, 2]
+    table: jax.Array
     names: tuple[str, ...] = field(metadata={"static": True})
 
     @classmethod
@@ -61,7 +62,9 @@ class Metrics(Mapping[str, Pair]):
 
     def of_steps(self) -> list["Metrics"]:
         """Returns the metrics of each step, if these are the metrics of a call of several steps."""
-        return [self] if self.table.ndim == 2 else [Metrics(table, self.names) for table in self.table]
+        return (
+            [self] if self.table.ndim == 2 else [Metrics(table, self.names) for table in self.table]
+        )
 
 
 _Pairs = dict[str, Pair]
@@ -83,16 +86,21 @@ def init_state(
     whole = shardings.step  # on every device
     with jax.set_mesh(whole.mesh):
         if params is None:
-            params = jax.jit(objective.init, out_shardings=whole)(root_key(train.seed, "parameters"))
+            params = jax.jit(objective.init, out_shardings=whole)(
+                root_key(train.seed, "parameters")
+            )
             return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
         step, divided = jax.tree.map(_divide, (np.int32(0), params), (whole, shardings.params))
-        moments = jax.jit(make_optimizer(optimizer, train.num_steps).init, out_shardings=shardings.optimizer)
+        moments = jax.jit(
+            make_optimizer(optimizer, train.num_steps).init, out_shardings=shardings.optimizer
+        )
         return TrainState(step, divided, moments(divided))
 
 
 def _divide(leaf: Array, sharding: NamedSharding) -> jax.Array:
     """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one."""
-    if sharding.is_fully_addressable:  # of a JAX array the first of several devices would take the buffer (jax 0.10.2)
+    # of a JAX array the first of several devices would take the buffer (jax 0.10.2)
+    if sharding.is_fully_addressable:
         return jax.device_put(np.asarray(leaf), sharding, may_alias=False)
     host = np.array(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
@@ -102,10 +110,14 @@ def abstract_state(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, without computing it."""
-    shapes = jax.eval_shape(lambda: _fresh_state(optimizer, train)(objective.init(jax.random.key(0))))
+    shapes = jax.eval_shape(
+        lambda: _fresh_state(optimizer, train)(objective.init(jax.random.key(0)))
+    )
     shardings = tree_shardings(mesh, shapes, over_data=train.zero1)
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
     )
 
 
@@ -140,9 +152,13 @@ def train_step(
     def whole_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
-        step_key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), state.step)
+        step_key = jax.random.fold_in(
+            jax.random.wrap_key_data(key, impl="threefry2x32"), state.step
+        )
 
-        def loss_of(metrics: _Pairs, denominators: dict[str, jax.Array]) -> tuple[jax.Array, _Pairs]:
+        def loss_of(
+            metrics: _Pairs, denominators: dict[str, jax.Array]
+        ) -> tuple[jax.Array, _Pairs]:
             terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
             return jnp.sum(jnp.stack(terms)), metrics
 
@@ -150,7 +166,9 @@ def train_step(
             params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array]
         ) -> tuple[tuple[jax.Array, _Pairs], Params]:
             losses = lambda params: objective.losses(params, batch, key)  # noqa: E731
-            return jax.value_and_grad(lambda params: loss_of(losses(params), denominators), has_aux=True)(params)
+            return jax.value_and_grad(
+                lambda params: loss_of(losses(params), denominators), has_aux=True
+            )(params)
 
         params = state.params
         if divided is not None:
@@ -169,16 +187,27 @@ def train_step(
                 **options,
             )
         else:
-            (loss, metrics), gradients = sum_over_microbatches(gradients_of, train.accumulate, *given, **options)
+            (loss, metrics), gradients = sum_over_microbatches(
+                gradients_of, train.accumulate, *given, **options
+            )
 
         if divided is not None:
             gradients = jax.lax.with_sharding_constraint(gradients, divided)
         gradients = _without(gradients, kept)  # they have no part in the norm
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
-        updates = _without(cast(Params, updates), kept)  # nor are they decayed, as by Google's optimizer
-        of_step = {"loss": loss, "grad_norm": global_norm(gradients), "learning_rate": rate(state.step)}
-        metrics |= batch_counts(batch) | {name: (value, jnp.ones((), jnp.float32)) for name, value in of_step.items()}
-        new_state = TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state)
+        # nor are they decayed, as by Google's optimizer
+        updates = _without(cast(Params, updates), kept)
+        of_step = {
+            "loss": loss,
+            "grad_norm": global_norm(gradients),
+            "learning_rate": rate(state.step),
+        }
+        metrics |= batch_counts(batch) | {
+            name: (value, jnp.ones((), jnp.float32)) for name, value in of_step.items()
+        }
+        new_state = TrainState(
+            state.step + 1, apply_updates(state.params, updates), optimizer_state
+        )
         return new_state, Metrics.of(metrics)
 
     return whole_step
@@ -187,7 +216,9 @@ def train_step(
 def _without(tree: Params, paths: tuple[str, ...]) -> Params:
     """Returns a tree with zeros below some paths."""
     below = lambda path: any(f"{path_name(path)}/".startswith(f"{prefix}/") for prefix in paths)  # noqa: E731
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: jnp.zeros_like(leaf) if below(path) else leaf, tree)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.zeros_like(leaf) if below(path) else leaf, tree
+    )
 
 
 def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
@@ -206,12 +237,17 @@ def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
     return jax.tree_util.tree_map_with_path(gather, params, shardings)
 
 
-def eval_step(objective: Objective, mesh: Mesh, params: Params) -> Callable[[Params, Batch], Metrics]:
+def eval_step(
+    objective: Objective, mesh: Mesh, params: Params
+) -> Callable[[Params, Batch], Metrics]:
     """Returns the evaluation (params, batch) -> metrics, a pure function without dropout. `Program` compiles it.
 
     `params` gives the shapes and shardings. Parameters that ZeRO-1 divides are gathered as in a training step.
     """
-    shardings, whole = jax.tree.map(lambda leaf: leaf.sharding, params), tree_shardings(mesh, params)
+    shardings, whole = (
+        jax.tree.map(lambda leaf: leaf.sharding, params),
+        tree_shardings(mesh, params),
+    )
 
     def step(params: Params, batch: Batch) -> Metrics:
         if shardings != whole:
@@ -233,10 +269,15 @@ def batch_counts(batch: Batch) -> _Pairs:
         "sequences": jnp.sum(batch.sequence_weights > 0, dtype=jnp.float32),
         "tokens": jnp.sum(lengths),
         "squared_lengths": jnp.sum(lengths**2),
-        "predictions": jnp.sum(batch.mlm_weights) if batch.mlm_weights is not None else jnp.zeros((), jnp.float32),
+        "predictions": jnp.sum(batch.mlm_weights)
+        if batch.mlm_weights is not None
+        else jnp.zeros((), jnp.float32),
     }
     if batch.word_starts is not None:
-        pairs = jnp.any(inside & (batch.type_ids == 1)[:, None, :], axis=-1)  # [B, M]: [CLS] A [SEP] B [SEP]
+        # [B, M]: [CLS] A [SEP] B [SEP]
+        pairs = jnp.any(inside & (batch.type_ids == 1)[:, None, :], axis=-1)
         special = jnp.sum((batch.sequence_weights > 0) * (2.0 + pairs))
-        counts["words"] = jnp.sum(batch.word_starts & (batch.sequence_ids > 0)).astype(jnp.float32) - special
+        counts["words"] = (
+            jnp.sum(batch.word_starts & (batch.sequence_ids > 0)).astype(jnp.float32) - special
+        )
     return {name: (count, jnp.ones((), jnp.float32)) for name, count in counts.items()}

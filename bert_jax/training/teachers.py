@@ -38,7 +38,8 @@ class Teaching(NamedTuple):
     head: Head  # of the student
     model: ModelConfig  # of the student: whether it is causal, and what it is computed in
     length: int  # of rows
-    prepare: Callable[[Batch], Batch] = lambda batch: batch  # as the student's objective does: masks
+    # as the student's objective does: masks
+    prepare: Callable[[Batch], Batch] = lambda batch: batch
     labels: tuple[str, ...] = ()
     num_outputs: int = 0  # of a student with a task
     vocab_size: int | None = None  # of a student of masked words: outputs beyond it are none
@@ -64,7 +65,9 @@ def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -
     def add(params: list, batch: Batch) -> Batch:
         batch = about.prepare(batch)
         outputs = [
-            forward(teacher.config, own, batch, _head_of(teacher, about), None, about.num_outputs)[..., order]
+            forward(teacher.config, own, batch, _head_of(teacher, about), None, about.num_outputs)[
+                ..., order
+            ]
             for teacher, own, order in zip(teachers, params, places)
         ]
         return batch._replace(teacher=about.head.mean_of(outputs))
@@ -72,8 +75,12 @@ def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -
     params = [teacher.params for teacher in teachers]
     shardings = tree_shardings(mesh, params)
     with jax.set_mesh(mesh):
-        params = jax.jit(lambda given: given, out_shardings=shardings)(jax.tree.map(np.asarray, params))
-        run = jax.jit(add, in_shardings=(shardings, row_sharding(mesh)), out_shardings=row_sharding(mesh))
+        params = jax.jit(lambda given: given, out_shardings=shardings)(
+            jax.tree.map(np.asarray, params)
+        )
+        run = jax.jit(
+            add, in_shardings=(shardings, row_sharding(mesh)), out_shardings=row_sharding(mesh)
+        )
     try:
         for batch in batches:
             with jax.set_mesh(mesh):
@@ -96,12 +103,18 @@ def _head_of(teacher: Pretrained, about: Teaching) -> Head:
 
 def _shapes(params: Params, head: Head) -> dict[str, Any]:
     """Returns the shapes of the parameters that a head adds to an encoder."""
-    return jax.tree.map(np.shape, {part: params[part] for part in sorted(head.own_parts) if part in params})
+    return jax.tree.map(
+        np.shape, {part: params[part] for part in sorted(head.own_parts) if part in params}
+    )
 
 
 def _probe(config: ProbeConfig) -> str:
     """Returns the settings of a probe that its outputs depend on; "" without a probe."""
-    names = ("features", "kind") if config.kind == "linear" else ("features", "kind", "num_layers", "hidden_size")
+    names = (
+        ("features", "kind")
+        if config.kind == "linear"
+        else ("features", "kind", "num_layers", "hidden_size")
+    )
     return " ".join(f"{name}={getattr(config, name)}" for name in names) if config.features else ""
 
 
@@ -109,34 +122,58 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
     teachers = []
     for path in split_places(config.checkpoint):
         teacher = read_pretrained(resolve(path))
-        own = from_dict(ProbeConfig, teacher.task_settings.get("probe", {}), f"teacher.checkpoint {path}: probe")
+        own = from_dict(
+            ProbeConfig, teacher.task_settings.get("probe", {}), f"teacher.checkpoint {path}: probe"
+        )
         theirs, ours = _probe(own), _probe(about.probe)
         if teacher.task == about.head.name and theirs != ours:
             both = f"the probe {theirs or 'none'}, and the student {ours or 'none'}"
             raise InputError(f"teacher.checkpoint {path} has {both}; give both the same task.probe")
         there, head = {*teacher.params, *teacher.params["encoder"]}, _head_of(teacher, about)
-        fits = there.issuperset(head.parts) and (about.vocab_size or teacher.task == about.head.name)
+        fits = there.issuperset(head.parts) and (
+            about.vocab_size or teacher.task == about.head.name
+        )
         if not about.head.can_learn or not fits:
             what = f"teaches {teacher.task}" if about.head.can_learn else "cannot be learnt from"
-            raise InputError(f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}")
+            raise InputError(
+                f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}"
+            )
         if teacher.tokenizer.fingerprint != about.tokenizer.fingerprint:
-            raise InputError(f"teacher.checkpoint {path} has other tokens than the student; give one with the same ids")
+            raise InputError(
+                f"teacher.checkpoint {path} has other tokens than the student; give one with the same ids"
+            )
         if sorted(teacher.labels) != sorted(about.labels):
-            theirs, ours = (", ".join(labels)[:80] or "none" for labels in (teacher.labels, about.labels))
-            raise InputError(f"teacher.checkpoint {path} has the classes {theirs}, and the student has {ours}")
+            theirs, ours = (
+                ", ".join(labels)[:80] or "none" for labels in (teacher.labels, about.labels)
+            )
+            raise InputError(
+                f"teacher.checkpoint {path} has the classes {theirs}, and the student has {ours}"
+            )
         init = partial(init_params, teacher.config, head=head, num_outputs=about.num_outputs)
         if _shapes(teacher.params, head) != _shapes(jax.eval_shape(init, jax.random.key(0)), head):
-            raise InputError(f"teacher.checkpoint {path} has another number of outputs than the student; give the same")
-        if teacher.config.causal != about.model.causal or teacher.config.max_positions < about.length:
+            raise InputError(
+                f"teacher.checkpoint {path} has another number of outputs than the student; give the same"
+            )
+        if (
+            teacher.config.causal != about.model.causal
+            or teacher.config.max_positions < about.length
+        ):
             reads = f"{teacher.config.max_positions} positions and causal {teacher.config.causal}"
-            raise InputError(f"teacher.checkpoint {path} has {reads}; rows have {about.length} tokens")
+            raise InputError(
+                f"teacher.checkpoint {path} has {reads}; rows have {about.length} tokens"
+            )
         try:
             check_divisible(about.mesh, teacher.config)
         except InputError as error:
-            raise InputError(f"teacher.checkpoint {path} is computed on the student's mesh: its {error}") from None
+            raise InputError(
+                f"teacher.checkpoint {path} is computed on the student's mesh: its {error}"
+            ) from None
         computed = teacher.config.computing_in(about.model.compute_dtype)
         teachers.append(dataclasses.replace(teacher, config=computed))
     if this_job().is_several:
-        facts = [[params_digest(model.params), model.config, model.task_settings, model.labels] for model in teachers]
+        facts = [
+            [params_digest(model.params), model.config, model.task_settings, model.labels]
+            for model in teachers
+        ]
         this_job().check_same({"teachers": [str(fact) for fact in facts]})
     return teachers

@@ -53,7 +53,9 @@ def _run_stage(run: Run, training: Training, number: int, so_far: LoopResult) ->
 
     work = Work(
         mesh,
-        Program(mesh).training(stage.objective, stage.optimizer, stage.train, abstract, stage.schedule_start),
+        Program(mesh).training(
+            stage.objective, stage.optimizer, stage.train, abstract, stage.schedule_start
+        ),
         stage.batches(taken),
         stage.evaluation(),
         make_throughput(training.model, mesh),
@@ -71,7 +73,9 @@ def begin_stage(stage: Stage, state: TrainState, abstract: TrainState) -> TrainS
     if not stage.resets_moments or int(state.step) != stage.first_step:
         return state
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
-    return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings, donate_argnums=0)(state.optimizer))
+    return state._replace(
+        optimizer=jax.jit(reset_moments, out_shardings=shardings, donate_argnums=0)(state.optimizer)
+    )
 
 
 def leave_model(run: Run, training: Training, result: LoopResult) -> None:
@@ -79,8 +83,14 @@ def leave_model(run: Run, training: Training, result: LoopResult) -> None:
     where = run.workdir / "pretrained"
     with run.clock.phase("saving"):
         run.checkpoints.close()
-        leave_pretrained(training.trained_model(result.step, result.state.params, result.seen), where, "the model")
+        leave_pretrained(
+            training.trained_model(result.step, result.state.params, result.seen),
+            where,
+            "the model",
+        )
         if this_job().is_first:
             run.reporter.publish()
             draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
-    run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")
+    run.reporter.message(
+        f"trained to step {result.step}: model in {where}, curves in {run.workdir}"
+    )

@@ -36,11 +36,17 @@ def gradients_of_whole(
             return outputs_of(params, rows, key)
 
     def pull_back(params: PyTree, rows: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
-        pulled = lambda params: jnp.sum(outputs_of(params, rows._replace(labels=None), key) * rows.labels)  # noqa: E731
+        def pulled(params: PyTree) -> jax.Array:
+            outputs = outputs_of(params, rows._replace(labels=None), key)
+            return jnp.sum(outputs * rows.labels)
+
         return jnp.zeros(()), jax.grad(pulled)(params)
 
     pieces = microbatches_of(batch._replace(labels=None), count), jnp.arange(count)
     outputs = jax.lax.map(lambda piece: outputs_of_some(*piece), pieces)
-    outputs = jnp.swapaxes(outputs, 0, 1).reshape(-1, *outputs.shape[2:])  # in the order of the rows
+    # in the order of the rows
+    outputs = jnp.swapaxes(outputs, 0, 1).reshape(-1, *outputs.shape[2:])
     loss, pulls = jax.value_and_grad(loss_of, has_aux=True)(outputs)
-    return loss, sum_over_microbatches(pull_back, count, params, batch._replace(labels=pulls), key, **options)[1]
+    return loss, sum_over_microbatches(
+        pull_back, count, params, batch._replace(labels=pulls), key, **options
+    )[1]

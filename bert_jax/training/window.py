@@ -17,7 +17,8 @@ class Window:
     """The metrics of the steps since the last report, and the time that these steps took."""
 
     def __init__(self, sums: Mapping[str, Sequence[float]] | None = None) -> None:
-        self.sums = {name: list(pair) for name, pair in (sums or {}).items()}  # {metric: [sum, weight]}
+        # {metric: [sum, weight]}
+        self.sums = {name: list(pair) for name, pair in (sums or {}).items()}
         self.seconds = 0.0
         self.waited = 0.0  # an upper bound of the seconds in which the device waited for a batch
         self._started: float | None = None

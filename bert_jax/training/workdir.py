@@ -16,7 +16,14 @@ from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
-from bert_jax.settings.rules import affecting, changed_keys, drop_removed, is_among, to_dict, value_at
+from bert_jax.settings.rules import (
+    affecting,
+    changed_keys,
+    drop_removed,
+    is_among,
+    to_dict,
+    value_at,
+)
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
@@ -43,11 +50,15 @@ def locked(workdir: Place) -> Iterator[None]:
         def hold() -> str:
             if isinstance(workdir, RemotePath):
                 lost = partial(this_job().end, InputError.STATUS)
-                return stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost, doing=describe))
+                return stack.enter_context(
+                    lease(str(workdir / LEASE), str(workdir), lost, doing=describe)
+                )
             return stack.enter_context(lock_file(workdir / LOCK, keep=True))
 
         if holder := this_job().first_does(f"lock {workdir}", hold):
-            raise InputError(f"workdir {workdir} is in use by another run ({holder}); wait for it, or give another")
+            raise InputError(
+                f"workdir {workdir} is in use by another run ({holder}); wait for it, or give another"
+            )
         this_job().check_shared(workdir)
         if this_job().is_first:
             sweep_temporaries(workdir)
@@ -60,9 +71,12 @@ def common(workdir: Place, identity: Mapping[str, Any]) -> dict[str, object]:
     The paths of the data may differ: `identity` has their checksums.
     """
     run = {
-        section: dict(values) if isinstance(values, Mapping) else values for section, values in identity["run"].items()
+        section: dict(values) if isinstance(values, Mapping) else values
+        for section, values in identity["run"].items()
     }
-    for section, _, name in (name.partition(".") for kind in _KINDS for name in affecting(kind, "place")):
+    for section, _, name in (
+        name.partition(".") for kind in _KINDS for name in affecting(kind, "place")
+    ):
         run.get(section, {}).pop(name, None)
     return {"workdir": str(workdir), **identity, "run": run}
 
@@ -75,19 +89,28 @@ def _changes_of(
     Raises: InputError if a phase that has begun would get other data.
     """
     run_before = _with_defaults(before["run"], PretrainConfig)
-    allowed = may_change_in_phases(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
+    allowed = may_change_in_phases(
+        run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0)
+    )
     masked = MaskingConfig(run_before["masking"]["rate"], run_before["masking"]["max_predictions"])
-    lengths = identity.get("row_lengths", [0])[: 1 if config.phase2.max_predictions else None]  # has one of its own
+    # has one of its own
+    lengths = identity.get("row_lengths", [0])[: 1 if config.phase2.max_predictions else None]
     if all(masked.most(length) == config.masking.most(length) for length in lengths):
-        allowed = (*allowed, "masking.max_predictions")  # a limit that no sequence reaches, as 20 of 128 tokens
+        # a limit that no sequence reaches, as 20 of 128 tokens
+        allowed = (*allowed, "masking.max_predictions")
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
         second = f"its second phase, on other data than phase2.path {config.phase2.path}"
-        raise InputError(f"workdir {workdir} is in {second}; give the data that it began with, or another workdir")
+        raise InputError(
+            f"workdir {workdir} is in {second}; give the data that it began with, or another workdir"
+        )
     return allowed
 
 
 def check_workdir(
-    workdir: Place, identity: dict[str, Any], config: ResolvedConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
+    workdir: Place,
+    identity: dict[str, Any],
+    config: ResolvedConfig | FinetuneConfig,
+    may_change: tuple[str, ...] = (),
 ) -> None:
     """Raises: InputError, with the settings that differ, if the work directory belongs to another run, or to no run.
 
@@ -97,14 +120,18 @@ def check_workdir(
     path = workdir / "config.json"
     for model in (workdir / "pretrained", workdir / "finetuned"):
         if path.exists() and is_taken(model) and not (model / SEAL).exists():
-            raise InputError(f"{model} lacks its {SEAL}, so it is not a whole model; delete it, or move it away")
+            raise InputError(
+                f"{model} lacks its {SEAL}, so it is not a whole model; delete it, or move it away"
+            )
     if not path.exists():
         if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         if workdir.is_dir() and not checkpoint_steps(workdir / "checkpoints"):
             names = {child.name for child in workdir.iterdir()}
             for name in (name for name in (*WRITTEN, *DIRECTORIES) if name in names):
-                raise InputError(f"workdir {workdir} holds {name}, which a run would replace; give a new directory")
+                raise InputError(
+                    f"workdir {workdir} holds {name}, which a run would replace; give a new directory"
+                )
         return
     kind = type(config)
     before = read_identity(workdir, kind)
@@ -113,9 +140,13 @@ def check_workdir(
     else:
         may_change = (*may_change, *affecting(FinetuneConfig, "end", "place", "work", "nothing"))
     if before.get("dataset") != identity["dataset"]:
-        raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
+        raise InputError(
+            f"workdir {workdir} was trained on other data; give another workdir or the data it began with"
+        )
     run = _with_defaults(before["run"], kind)
-    changed = [name for name in changed_keys(run, identity["run"]) if not is_among(name, may_change)]
+    changed = [
+        name for name in changed_keys(run, identity["run"]) if not is_among(name, may_change)
+    ]
     if changed:
         theirs = " ".join(f"--config.{name}={value_at(run, name)}" for name in changed)
         names, free = ", ".join(changed), ", ".join(may_change)
@@ -166,10 +197,21 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
     run = before.get("run") if isinstance(before, dict) else None
     sections = {field.name for field in dataclasses.fields(kind)}
     remedy = "give another workdir, or delete the file if it is damaged: the next run here writes it again"
-    if not isinstance(run, dict) or not isinstance(run.get("train"), dict) or not run.keys() <= sections:
+    if (
+        not isinstance(run, dict)
+        or not isinstance(run.get("train"), dict)
+        or not run.keys() <= sections
+    ):
         raise InputError(f"{path} is of another kind of run, or damaged; {remedy}")
-    if removed := [s for name, values in run.items() if isinstance(values, dict) for s in drop_removed(name, values)]:
-        raise InputError(f"{path} has {', '.join(removed)}, which this version cannot compute; use an older")
+    if removed := [
+        s
+        for name, values in run.items()
+        if isinstance(values, dict)
+        for s in drop_removed(name, values)
+    ]:
+        raise InputError(
+            f"{path} has {', '.join(removed)}, which this version cannot compute; use an older"
+        )
     schema.check(before, schema.record({"run": schema.settings(kind)}), path, remedy)
     return before
 
@@ -179,5 +221,9 @@ def _with_defaults(values: dict[str, Any], kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     merged = to_dict(kind())
     for name, value in values.items():
-        merged[name] = _with_defaults(value, hints[name]) if dataclasses.is_dataclass(hints.get(name)) else value
+        merged[name] = (
+            _with_defaults(value, hints[name])
+            if dataclasses.is_dataclass(hints.get(name))
+            else value
+        )
     return merged

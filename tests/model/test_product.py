@@ -9,8 +9,8 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from stablehlo import stablehlo_products
 
 from bert_jax.errors import InputError
-from bert_jax.model.attention import attention_mask
-from bert_jax.model.bert import Layer, Sight, Stream
+from bert_jax.model.attention import Sight, attention_mask
+from bert_jax.model.bert import Layer, Stream
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.objective import pretraining_objective, task_objective

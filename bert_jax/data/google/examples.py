@@ -64,12 +64,18 @@ def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) 
         length = next((lengths[other] for other in same if other in lengths), int(counts[0]))
         lengths[name] = length
         for index in np.flatnonzero(counts != length)[:1]:
-            raise refusal(path, first + int(index), f"{name} has {counts[index]} values, and others here {length}")
+            raise refusal(
+                path,
+                first + int(index),
+                f"{name} has {counts[index]} values, and others here {length}",
+            )
         columns[name] = values.reshape(len(data), length)
     return columns
 
 
-def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def _decode(
+    path: str, first: int, name: str, kind: int, payloads: list[bytes]
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns all values of a feature, and the number of values of each record."""
     try:
         return tfrecord.decode_payloads(kind, payloads)
@@ -80,7 +86,9 @@ def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) 
         raise
 
 
-_MADE = "give the vocabulary that they were made with, or make them again by create_pretraining_data.py"
+_MADE = (
+    "give the vocabulary that they were made with, or make them again by create_pretraining_data.py"
+)
 
 
 def refusal(path: str, number: int, reason: str, fix: str = _MADE) -> InputError:
@@ -117,7 +125,9 @@ def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer
     )  # fmt: skip
     for rule, values, wrong in rules:
         for row, column in np.argwhere(wrong)[:1].tolist():
-            raise refusal(path, first + row, f"{rule}, and there is {values[row, column]:g} at place {column}")
+            raise refusal(
+                path, first + row, f"{rule}, and there is {values[row, column]:g} at place {column}"
+            )
 
 
 def _beyond(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

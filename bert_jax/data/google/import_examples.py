@@ -58,7 +58,12 @@ class _File:
 
 
 def import_examples(
-    inputs: str, tokenizer: str, output: str, heldout_inputs: str = "", masks: str = "keep", num_workers: int = 0
+    inputs: str,
+    tokenizer: str,
+    output: str,
+    heldout_inputs: str = "",
+    masks: str = "keep",
+    num_workers: int = 0,
 ) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds: the examples of the input files, in their order.
 
@@ -73,7 +78,10 @@ def import_examples(
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
     if urls.is_remote(output):
         return uploaded(
-            output, lambda path: import_examples(inputs, tokenizer, path, heldout_inputs, masks, num_workers)
+            output,
+            lambda path: import_examples(
+                inputs, tokenizer, path, heldout_inputs, masks, num_workers
+            ),
         )
     files = _plan_files(inputs, heldout_inputs)
     loaded = load_tokenizer(tokenizer)
@@ -105,9 +113,13 @@ def import_examples(
         counts = np.zeros(loaded.vocab_size, np.int64)
         for index in range(files[0].num_files):
             counts += np.load(job.work / f"counts-{index}.npy")
-        row = {"length": row_length, "max_sequences": 1} | ({"predictions": predictions} if predictions else {})
+        row = {"length": row_length, "max_sequences": 1} | (
+            {"predictions": predictions} if predictions else {}
+        )
         made_with = {"bert_jax": __version__}
-        manifest = records.finish_dataset(path, identity, row, loaded, splits, counts, made_with, inputs=described)
+        manifest = records.finish_dataset(
+            path, identity, row, loaded, splits, counts, made_with, inputs=described
+        )
     _summarize(manifest, time.monotonic() - started)
     return manifest
 
@@ -118,7 +130,9 @@ def _plan_files(inputs: str, heldout_inputs: str) -> list[_File]:
     heldout = expand_globs(heldout_inputs) if heldout_inputs else []
     for path in heldout:
         if path in train:
-            raise InputError(f"{path} is in input and in heldout_input; hold out files that are not trained on")
+            raise InputError(
+                f"{path} is in input and in heldout_input; hold out files that are not trained on"
+            )
     return [
         _File(split, index, len(paths), path)
         for split, paths in (("train", train), ("heldout", heldout))
@@ -140,19 +154,38 @@ def _row_shape(files: list[_File], tokenizer: Tokenizer, masks: str) -> tuple[in
     for file in files:
         for first, columns in read_examples(file.path):
             check_examples(file.path, first, columns, tokenizer)
-            row_length, predictions = columns["input_ids"].shape[1], columns["masked_lm_ids"].shape[1]
+            row_length, predictions = (
+                columns["input_ids"].shape[1],
+                columns["masked_lm_ids"].shape[1],
+            )
             if not 2 <= row_length <= 65535:
-                raise refusal(file.path, first, f"input_ids has {row_length} values", "give examples of 2 to 65535")
+                raise refusal(
+                    file.path,
+                    first,
+                    f"input_ids has {row_length} values",
+                    "give examples of 2 to 65535",
+                )
             if masks == "keep" and not predictions:
-                raise refusal(file.path, first, "masked_lm_ids has no value to keep", "import it with --masks=redraw")
+                raise refusal(
+                    file.path,
+                    first,
+                    "masked_lm_ids has no value to keep",
+                    "import it with --masks=redraw",
+                )
             return row_length, predictions if masks == "keep" else 0
-    raise InputError(f"{files[0].path} and the other {len(files) - 1} files hold no example; give others")
+    raise InputError(
+        f"{files[0].path} and the other {len(files) - 1} files hold no example; give others"
+    )
 
 
 def _import_file(job: _Job, file: _File) -> JsonObject:
     """Writes the examples of a file as shards in the working directory, and returns their record."""
     finished = job.work / f"{file.split}-{file.index}.json"
-    if (done := records.read_part(finished, ("shards", "sequences", "random_next", "filled", "tokens"))) is not None:
+    if (
+        done := records.read_part(
+            finished, ("shards", "sequences", "random_next", "filled", "tokens")
+        )
+    ) is not None:
         return done
     tokenizer = load_tokenizer(job.path / records.TOKENIZER)
     dtype = records.row_dtype(job.row_length, 1, tokenizer.vocab_size, job.predictions)
@@ -170,11 +203,13 @@ def _import_file(job: _Job, file: _File) -> JsonObject:
         _check_shape(file.path, first, columns, job)
         check_examples(file.path, first, columns, tokenizer)
         if (first + len(columns[LABELS])) * file.num_files >= 1 << 32:
-            raise InputError(f"{file.path} and the others of its split have more than 2^32 examples; part them")
+            raise InputError(
+                f"{file.path} and the others of its split have more than 2^32 examples; part them"
+            )
         # Numbers are dealt to the files like cards, as none knows the size of the others.
-        numbers = (np.arange(first - 1, first - 1 + len(columns[LABELS])) * file.num_files + file.index).astype(
-            np.uint32
-        )
+        numbers = (
+            np.arange(first - 1, first - 1 + len(columns[LABELS])) * file.num_files + file.index
+        ).astype(np.uint32)
         rows, text = examples_to_rows(columns, numbers, tokenizer, dtype)
         counts += np.bincount(text, minlength=tokenizer.vocab_size)
         result["sequences"] += len(rows)
@@ -197,10 +232,14 @@ def _check_shape(path: str, first: int, columns: Columns, job: _Job) -> None:
     for name, length in (("input_ids", job.row_length), ("masked_lm_ids", job.predictions)):
         if length and columns[name].shape[1] != length:
             reason = f"{name} has {columns[name].shape[1]} values, and the first file has {length}"
-            raise refusal(path, first, reason, "import files of other lengths into a data set of their own")
+            raise refusal(
+                path, first, reason, "import files of other lengths into a data set of their own"
+            )
 
 
-def _finish_split(job: _Job, split: str, files: list[_File], results: list[JsonObject]) -> JsonObject:
+def _finish_split(
+    job: _Job, split: str, files: list[_File], results: list[JsonObject]
+) -> JsonObject:
     """Returns the manifest's record of a split, after giving its shards their names."""
     own = [result for file, result in zip(files, results, strict=True) if file.split == split]
     shards = [shard for result in own for shard in result["shards"]]
@@ -210,9 +249,14 @@ def _finish_split(job: _Job, split: str, files: list[_File], results: list[JsonO
         if (job.work / shard["name"]).exists():  # or else a run that was killed has moved it
             os.replace(job.work / shard["name"], job.path / name)
         named.append(shard | {"name": name})
-    totals = {name: sum(result[name] for result in own) for name in ("sequences", "tokens", "random_next", "filled")}
+    totals = {
+        name: sum(result[name] for result in own)
+        for name in ("sequences", "tokens", "random_next", "filled")
+    }
     if split == "train" and not named:
-        raise InputError(f"input {files[0].path} and the others hold no example; give files that do")
+        raise InputError(
+            f"input {files[0].path} and the others hold no example; give files that do"
+        )
     return {
         "sequences": totals["sequences"],
         "tokens": totals["tokens"],

@@ -19,7 +19,8 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, VARINT, parse_fields
 
-MAX_RECORD_BYTES = 1 << 24  # an example is some kB; a larger record is not an example, and would fill the memory
+# an example is some kB; a larger record is not an example, and would fill the memory
+MAX_RECORD_BYTES = 1 << 24
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # the kinds of a feature, by the numbers of their fields
 _ONE_VALUE = {BYTES: DELIMITED, FLOATS: FIXED32, INTEGERS: VARINT}
@@ -59,13 +60,21 @@ def read_records(path: str) -> Iterator[bytes]:
                 return
             number += 1
             if len(header) < 12:
-                raise _damaged(path, number, f"the file ends after {len(header)} of the 12 bytes of its header")
+                raise _damaged(
+                    path, number, f"the file ends after {len(header)} of the 12 bytes of its header"
+                )
             if files.masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
                 raise _damaged(path, number, f"the checksum of its length, {length}, is wrong")
             if length > MAX_RECORD_BYTES:
-                raise _damaged(path, number, f"it has {length} bytes, and {MAX_RECORD_BYTES} is the most")
+                raise _damaged(
+                    path, number, f"it has {length} bytes, and {MAX_RECORD_BYTES} is the most"
+                )
             if len(data) < length + 4:
-                raise _damaged(path, number, f"the file ends after {len(data)} of the {length + 4} bytes that remain")
+                raise _damaged(
+                    path,
+                    number,
+                    f"the file ends after {len(data)} of the {length + 4} bytes that remain",
+                )
             record = data[:length]
             if files.masked_crc32c(record) != int.from_bytes(data[length:], "little"):
                 raise _damaged(path, number, f"the checksum of its {length} bytes is wrong")
@@ -74,7 +83,9 @@ def read_records(path: str) -> Iterator[bytes]:
 
 def _damaged(path: str, number: int, reason: str) -> InputError:
     """Returns the error of a file that no reader of TFRecords accepts."""
-    return InputError(f"{path}, record {number}: {reason}; the file is damaged or no TFRecord, so copy it again")
+    return InputError(
+        f"{path}, record {number}: {reason}; the file is damaged or no TFRecord, so copy it again"
+    )
 
 
 # Examples

@@ -20,7 +20,8 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.storage.files import JsonObject
 
-PIECE_BYTES = 4 << 20  # small enough that the workers of a file of some 10 MB end at about the same time
+# small enough that the workers of a file of some 10 MB end at about the same time
+PIECE_BYTES = 4 << 20
 Content: TypeAlias = tuple[str, str, int]  # a single input, its sha256, the bytes of its file
 
 
@@ -39,7 +40,9 @@ def iterate_documents(inputs: str, text_column: str = TEXT_COLUMN) -> Iterator[l
         raise _no_document(inputs)
 
 
-def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES, *, text_column: str = TEXT_COLUMN) -> list[Piece]:
+def plan_pieces(
+    inputs: str, piece_bytes: int = PIECE_BYTES, *, text_column: str = TEXT_COLUMN
+) -> list[Piece]:
     """Returns the pieces of the inputs, whose documents one after the other are those of `iterate_documents`.
 
     A plain file is cut into pieces of about `piece_bytes`, where documents end, and so are a TFDS data set and the row
@@ -97,7 +100,8 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
         return source, tfds_text.examples_fingerprint(source), -1
     content, num_bytes = files.sha256_file(path), os.path.getsize(path)
     if text_column != TEXT_COLUMN and (
-        parquet.is_parquet(path, source) or formats.detect_format(path, source) == formats.JSON_LINES
+        parquet.is_parquet(path, source)
+        or formats.detect_format(path, source) == formats.JSON_LINES
     ):  # a format in which the text has a column or key
         content = hashlib.sha256(f"{content} {text_column}".encode()).hexdigest()
     return source, content, num_bytes
@@ -111,7 +115,9 @@ def join_fingerprints(contents: list[Content]) -> str:
 def public_names(inputs: str) -> list[str]:
     """Returns the inputs as they were given, each once, files and URLs by their `files.public_name`."""
     parts = filter(None, files.split_places(inputs))
-    return list(dict.fromkeys(files.public_name(part) if _is_file(part) else part for part in parts))
+    return list(
+        dict.fromkeys(files.public_name(part) if _is_file(part) else part for part in parts)
+    )
 
 
 def describe_inputs(names: list[str], contents: list[Content]) -> JsonObject:
@@ -134,4 +140,6 @@ def _is_file(part: str) -> bool:
 
 
 def _no_document(inputs: str) -> InputError:
-    return InputError(f"input {inputs!r} holds no document: all its lines are blank; give files with text")
+    return InputError(
+        f"input {inputs!r} holds no document: all its lines are blank; give files with text"
+    )

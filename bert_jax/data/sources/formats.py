@@ -31,7 +31,8 @@ _JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
 # JSON over several lines: it begins so, or with the bracket alone where the file name ends in .json.
 _OTHER_JSON = re.compile(rb'(\[\s*)?\{\s*"([^"\\]|\\.)*"\s*:')
 _OTHER_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
-_UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}  # their first bytes
+# their first bytes
+_UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}
 _ARROW = b"ARROW1", b"\xff\xff\xff\xff"  # of a file and of a stream
 _HEAD_BYTES = 1 << 16
 _BINARY_BYTES = 1 << 13  # of the beginning; a NUL byte among them means that a file is not text
@@ -81,9 +82,13 @@ def detect_format(path: str, source: str) -> str:
         start = line + b"\n" + stream.read(1 << 12)
     if is_json_lines(source) or _JSON_START.match(line):
         return JSON_LINES
-    if _OTHER_JSON.match(start) or (_OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))):
+    if _OTHER_JSON.match(start) or (
+        _OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))
+    ):
         write = "'.[]'" if line.startswith(b"[") else "."
-        raise InputError(f"{source} is JSON that is not in lines; write one object a line, as jq -c {write} does")
+        raise InputError(
+            f"{source} is JSON that is not in lines; write one object a line, as jq -c {write} does"
+        )
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
 
 
@@ -95,34 +100,48 @@ def is_json_lines(source: str) -> bool:
 def _check_text(head: bytes, source: str) -> None:
     """Raises: InputError if a file that begins with `head` is not text in UTF-8 with ends of lines."""
     if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, head)), ""):
-        raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
+        raise InputError(
+            f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd"
+        )
     check_encoding(head, source)
     if b"\0" in head[:_BINARY_BYTES]:
-        raise InputError(f"{source} has NUL bytes: it is a binary file or an archive; give the text files in it")
+        raise InputError(
+            f"{source} has NUL bytes: it is a binary file or an archive; give the text files in it"
+        )
     check_line_ends(head, source)
 
 
 def check_encoding(head: bytes, source: str) -> None:
     """Raises: InputError if a file that begins with `head` is a pointer of Git LFS, Arrow, or UTF-16 or UTF-32."""
     if head.startswith(files.LFS_POINTER):
-        raise InputError(f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+        raise InputError(
+            f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull"
+        )
     if head.startswith(_ARROW):
-        raise InputError(f"{source} is Arrow, as save_to_disk of datasets writes it; write it by to_parquet or to_json")
+        raise InputError(
+            f"{source} is Arrow, as save_to_disk of datasets writes it; write it by to_parquet or to_json"
+        )
     wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
     start = head[:_BINARY_BYTES]
     if not wide and b"\0" in start:
-        nuls = [start[offset::4].count(0) > len(start) // 8 for offset in range(4)]  # half of the bytes at an offset
+        # half of the bytes at an offset
+        nuls = [start[offset::4].count(0) > len(start) // 8 for offset in range(4)]
         wide = next((name for name, zeros in _WIDE_ZEROS.items() if nuls == zeros), "")
-        if wide and "\0" in start[: len(start) // 4 * 4].decode(wide, "replace"):  # numbers, and no text
+        # numbers, and no text
+        if wide and "\0" in start[: len(start) // 4 * 4].decode(wide, "replace"):
             wide = ""
     if wide:
-        raise InputError(f"{source} is {wide}, not UTF-8; convert it with iconv -f {wide.lower()} -t utf-8")
+        raise InputError(
+            f"{source} is {wide}, not UTF-8; convert it with iconv -f {wide.lower()} -t utf-8"
+        )
 
 
 def check_line_ends(head: bytes, source: str) -> None:
     """Raises: InputError if most lines of a file that begins with `head` end in CR alone."""
     if len(re.findall(rb"\r(?!\n|\Z)", head)) > head.count(b"\n"):
-        raise InputError(f"{source} has lines that end in CR alone, as on old Macs; convert it with tr '\\r' '\\n'")
+        raise InputError(
+            f"{source} has lines that end in CR alone, as on old Macs; convert it with tr '\\r' '\\n'"
+        )
 
 
 def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUMN) -> list[Piece]:
@@ -151,7 +170,9 @@ def read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
     """Returns the next line, b"" at the end. Raises: InputError if it is too long to be one."""
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
-        raise InputError(f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; part it, or leave the file out")
+        raise InputError(
+            f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; part it, or leave the file out"
+        )
     return line
 
 
@@ -201,7 +222,9 @@ class _Lines:
         self._held += len(text) + LINE_COST * num_lines
         if self._held > LONGEST_DOCUMENT:
             most = f"{LONGEST_DOCUMENT >> 20} MiB"
-            raise InputError(f"{self.place()}: the document has more than {most}; part it, or leave the file out")
+            raise InputError(
+                f"{self.place()}: the document has more than {most}; part it, or leave the file out"
+            )
 
     def release(self) -> None:
         """Begins another document."""
@@ -251,10 +274,13 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         example = f'{{"{column}": "..."}}'
         problem = f"{shown(line)} is not an object such as {example}"
-        raise InputError(f"{lines.place()}: {problem}; correct the line, or choose a --text_column") from None
+        raise InputError(
+            f"{lines.place()}: {problem}; correct the line, or choose a --text_column"
+        ) from None
     lines.release()
     lines.hold(text, text.count("\n") + 1)
-    if isinstance(value.get("url"), str) and "?curid=" in value["url"]:  # WikiExtractor --json escapes as in HTML
+    # WikiExtractor --json escapes as in HTML
+    if isinstance(value.get("url"), str) and "?curid=" in value["url"]:
         text = html.unescape(text)
     return text_lines(text, value.get("title"))
 
@@ -281,10 +307,14 @@ def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
                     yield document
                 start = 0
         elif line:
-            raise InputError(f"{lines.place()} stands outside <doc> and </doc> ({shown(line)}); remove it")
+            raise InputError(
+                f"{lines.place()} stands outside <doc> and </doc> ({shown(line)}); remove it"
+            )
     if start:
         raise _unclosed(lines, start, "the end of the file")
 
 
 def _unclosed(lines: _Lines, start: int, end: str) -> InputError:
-    return InputError(f"{lines.place(start)}: this <doc> has no </doc> before {end}; extract or copy it again")
+    return InputError(
+        f"{lines.place(start)}: this <doc> has no </doc> before {end}; extract or copy it again"
+    )

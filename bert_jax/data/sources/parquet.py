@@ -40,7 +40,9 @@ def is_parquet(path: str, source: str) -> bool:
         return True
     if source.lower().endswith(_NAME) or start == b"PARE":
         begin = shown(start.decode("latin-1"))
-        raise InputError(f"{source} begins with {begin}, not with PAR1; fetch it again (by git lfs pull, in a clone)")
+        raise InputError(
+            f"{source} begins with {begin}, not with PAR1; fetch it again (by git lfs pull, in a clone)"
+        )
     return False
 
 
@@ -75,7 +77,9 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
         row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
         for group in range(piece.start, piece.end):
             rows = min(_ROWS_AT_ONCE, _rows_at_once(file))
-            for batch in file.iter_batches(rows, row_groups=[group], columns=[piece.column], use_threads=False):
+            for batch in file.iter_batches(
+                rows, row_groups=[group], columns=[piece.column], use_threads=False
+            ):
                 for value in batch.column(0):
                     if document := _document(value, piece, row):
                         yield document
@@ -126,7 +130,9 @@ def _check_chunks(file: Any, path: str, source: str) -> None:
 
 def _rows_at_once(file: Any) -> int:
     """Returns how many rows to decode at once: but for plain encodings, each may repeat a text of a whole column."""
-    sizes = [chunk.total_uncompressed_size for chunk in _chunks(file) if set(chunk.encodings) - _PLAIN]
+    sizes = [
+        chunk.total_uncompressed_size for chunk in _chunks(file) if set(chunk.encodings) - _PLAIN
+    ]
     return min(max(2 * _LEAST_CHUNK // max(*sizes, 1, 1), 2), 1024)
 
 
@@ -138,7 +144,9 @@ def _chunks(file: Any) -> Iterator[Any]:
 
 
 def _too_much(source: str, most: int) -> InputError:
-    return InputError(f"{source} holds more than {most >> 20} MiB, far more than text does; write it as JSON lines")
+    return InputError(
+        f"{source} holds more than {most >> 20} MiB, far more than text does; write it as JSON lines"
+    )
 
 
 def _without_decimals(value: Any) -> Any:
@@ -166,8 +174,15 @@ def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
 
 def _class_names(kind: Any) -> tuple[str, ...]:
     """Returns the names of a class label, or of lists of one; () for other kinds."""
-    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):  # [kind] is that of datasets < 4
-        kind = kind[0] if isinstance(kind, list) and kind else kind["feature"] if isinstance(kind, dict) else {}
+    # [kind] is that of datasets < 4
+    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
+        kind = (
+            kind[0]
+            if isinstance(kind, list) and kind
+            else kind["feature"]
+            if isinstance(kind, dict)
+            else {}
+        )
     if not isinstance(kind, dict) or kind.get("_type", "ClassLabel") != "ClassLabel":
         return ()
     return tuple(map(str, kind.get("names") or range(kind.get("num_classes") or 0)))
@@ -181,7 +196,9 @@ def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:
     with package_needed("pyarrow", f"{path}: writing Parquet", "'bert_jax[parquet]'"):
         import pyarrow
         import pyarrow.parquet
-    columns = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), vectors.shape[1])
+    columns = pyarrow.FixedSizeListArray.from_arrays(
+        pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
+    )
     pyarrow.parquet.write_table(pyarrow.table({"text": texts, "embedding": columns}), path)
 
 
@@ -197,7 +214,9 @@ def _document(value: Any, piece: Piece, row: int) -> list[str]:
     if text is None:
         return []
     if len(text) + formats.LINE_COST * (text.count("\n") + 1) > formats.LONGEST_DOCUMENT:
-        raise InputError(f"{where}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it")
+        raise InputError(
+            f"{where}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it"
+        )
     return text_lines(text)
 
 
@@ -233,9 +252,13 @@ def _check_column(schema: Any, source: str, column: str) -> None:
     count = schema.names.count(column)
     if count != 1:
         problem = "no column" if not count else f"{count} columns"
-        raise InputError(f"{source} has {problem} {column!r}; choose one with --text_column: {columns or 'none'}")
+        raise InputError(
+            f"{source} has {problem} {column!r}; choose one with --text_column: {columns or 'none'}"
+        )
     kind = schema.field(column).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     names = "string large_string string_view binary large_binary binary_view"
     if not any(getattr(types, f"is_{name}")(kind) for name in names.split()):
-        raise InputError(f"{source}: column {column!r} is {kind}, not strings; choose a --text_column: {columns}")
+        raise InputError(
+            f"{source}: column {column!r} is {kind}, not strings; choose a --text_column: {columns}"
+        )

@@ -26,7 +26,8 @@ TFDS, PREFIX = "TFDS", "tfds:"
 
 _INPUT = re.compile(
     r"tfds:(?P<name>[A-Za-z]\w*(/[\w.\-]+)?)(:(?P<version>\d+\.\d+\.\d+))?"
-    r"(:(?P<split>([^:\[]|\[[^\]]*\])+)(:(?P<feature>[^:]+))?)?"  # a split may have colons in its brackets
+    # a split may have colons in its brackets
+    r"(:(?P<split>([^:\[]|\[[^\]]*\])+)(:(?P<feature>[^:]+))?)?"
 )
 _EXAMPLES_AT_ONCE = 64
 
@@ -39,12 +40,16 @@ def plan_examples(source: str, piece_bytes: int) -> list[Piece]:
     builder, split, _ = _open(source)
     num_examples = builder.info.splits[split].num_examples
     splits = builder.info.splits.values()  # TFDS does not know the bytes of parts and sums
-    total_examples, total_bytes = sum(part.num_examples for part in splits), sum(part.num_bytes for part in splits)
+    total_examples, total_bytes = (
+        sum(part.num_examples for part in splits),
+        sum(part.num_bytes for part in splits),
+    )
     if num_examples:
         random_access(source, builder, split)  # raises an error now, before anything is written
     step = max(1, piece_bytes * total_examples // max(1, total_bytes))
     return [
-        Piece(source, TFDS, start=start, end=min(start + step, num_examples)) for start in range(0, num_examples, step)
+        Piece(source, TFDS, start=start, end=min(start + step, num_examples))
+        for start in range(0, num_examples, step)
     ]
 
 
@@ -97,7 +102,9 @@ def open_builder(source: str, default_split: str = "") -> tuple[Any, str, str]:
 
         builder: Any
         try:
-            builder = builder_from_files(f"{name}:{version}" if version else name, data_dir=data_dir or None)
+            builder = builder_from_files(
+                f"{name}:{version}" if version else name, data_dir=data_dir or None
+            )
         except tfds.core.DatasetNotFoundError:
             wanted = f"{name}:{version}" if version else name
             raise InputError(
@@ -109,7 +116,9 @@ def open_builder(source: str, default_split: str = "") -> tuple[Any, str, str]:
                 builder.info.splits[split].num_examples  # noqa: B018  parses the split
         except (KeyError, ValueError):
             splits = ", ".join(builder.info.splits)
-            raise InputError(f"{source} has no split {split!r}; it has {splits}, and parts as train[:10%]") from None
+            raise InputError(
+                f"{source} has no split {split!r}; it has {splits}, and parts as train[:10%]"
+            ) from None
     return builder, split, feature
 
 
@@ -124,7 +133,9 @@ def _open(source: str) -> tuple[Any, str, str]:
     chosen = feature or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if chosen not in texts:
         example = f"{PREFIX}{_parse(source)[0]}:{split}:FEATURE"
-        raise InputError(f"{source} has no text {chosen!r}, but {', '.join(texts) or 'none'}; choose one, as {example}")
+        raise InputError(
+            f"{source} has no text {chosen!r}, but {', '.join(texts) or 'none'}; choose one, as {example}"
+        )
     return builder, split, chosen
 
 
@@ -132,7 +143,9 @@ def _parse(source: str) -> tuple[str, str, str, str]:
     """Returns the name, version, split and feature that an input names; "" for parts left out."""
     match = _INPUT.fullmatch(source)
     if not match:
-        raise InputError(f"input {source!r} is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]], such as tfds:lm1b")
+        raise InputError(
+            f"input {source!r} is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]], such as tfds:lm1b"
+        )
     return match["name"], match["version"] or "", match["split"] or "", match["feature"] or ""
 
 
@@ -159,4 +172,6 @@ def tfds_errors(source: str) -> Iterator[None]:
         try:
             yield
         except ImportError as error:
-            raise InputError(f"{source}: TFDS needs TensorFlow for it ({error}); pip install 'bert_jax[tf]'") from None
+            raise InputError(
+                f"{source}: TFDS needs TensorFlow for it ({error}); pip install 'bert_jax[tf]'"
+            ) from None

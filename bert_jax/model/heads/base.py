@@ -28,17 +28,20 @@ class Head(abc.ABC):
     """
 
     name: str  # in saved models
-    parts: tuple[str, ...]  # of parameters, beside embeddings and layers: "pooler", and modules of the head
+    # of parameters, beside embeddings and layers: "pooler", and modules of the head
+    parts: tuple[str, ...]
     num_outputs: int = 0  # K; 0 is as many as there are classes, or 1
     all_layers: bool = False  # whether it reads `Encoded.layers`
     is_frozen: bool = False  # whether the encoder is not trained, and has no dropout
     can_be_packed: bool = True  # whether several examples may share a row
-    of_tokens: bool = False  # whether it classifies tokens, which in some families pass through the pooler (`Block`)
+    # whether it classifies tokens, which in some families pass through the pooler (`Block`)
+    of_tokens: bool = False
 
     # Training
     answers: int = 1  # in each label; the loss is a mean over them
     can_learn: bool = True  # whether a teacher's outputs can be learnt
-    needs_whole_batch: bool = False  # whether its loss needs the outputs of all rows at once: see `labels_of_batch`
+    # whether its loss needs the outputs of all rows at once: see `labels_of_batch`
+    needs_whole_batch: bool = False
 
     # Prediction
     has_windows: bool = False  # whether longer inputs are read in windows, and not cut
@@ -70,7 +73,9 @@ class Head(abc.ABC):
         """Returns sums and weights of "loss" and of metrics."""
         return class_losses(logits, batch, weights)
 
-    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    def divergence(
+        self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
+    ) -> jax.Array:
         """Returns how far outputs are from a teacher's, of the shape of `weights`."""
         return class_divergence(logits, teacher, batch, temperature)
 
@@ -81,13 +86,17 @@ class Head(abc.ABC):
     def no_labels(self, num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
         """Returns `Batch.labels` before any is written, for labels like `label`; B, L and M are given."""
         kind = np.asarray(label)
-        return np.zeros((num_rows, num_places, *kind.shape), np.float32 if kind.dtype.kind == "f" else np.int32)
+        return np.zeros(
+            (num_rows, num_places, *kind.shape), np.float32 if kind.dtype.kind == "f" else np.int32
+        )
 
     def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
         """Writes the label of an example into the labels of its row."""
         labels[spot.places] = label
 
-    def labels_of_batch(self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int) -> Any:
+    def labels_of_batch(
+        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int
+    ) -> Any:
         """Returns `Batch.labels` of a whole batch, if the head `needs_whole_batch`.
 
         `bins` are the rows of the task in each row of the batch, one text each; `num_places` is M.
@@ -166,14 +175,20 @@ class Linear(Head):
     parts = ("pooler", "classifier")
     has_dropout: bool = True  # of its input
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> jax.Array:
         """Returns float32 logits: [B, M, K] of sequences, [B, L, K] of tokens."""
         (part,) = self.own_parts
         if not model.num_outputs:
-            raise InputError(f"num_outputs is 0, so the {part} has no outputs; give the number of classes")
+            raise InputError(
+                f"num_outputs is 0, so the {part} has no outputs; give the number of classes"
+            )
         config = model.config
         features = encoded.hidden if self.of_tokens and encoded.pooled is None else encoded.pooled
         assert features is not None
         if self.has_dropout or (self.of_tokens and config.block.span_dropout):
             features = Dropout(config.hidden_dropout_rate)(features, deterministic)
-        return Dense(config, model.num_outputs, "float32", stddev=config.classifier_stddev, name=part)(features)
+        return Dense(
+            config, model.num_outputs, "float32", stddev=config.classifier_stddev, name=part
+        )(features)

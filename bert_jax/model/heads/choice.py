@@ -21,7 +21,9 @@ class Choices(Linear):
 
     name = "multiple_choice"
     num_outputs = 1
-    about_exported = "logits [B], one for each row; the rows of a question's choices compete with each other."
+    about_exported = (
+        "logits [B], one for each row; the rows of a question's choices compete with each other."
+    )
     architecture = "BertForMultipleChoice"
     pipeline = "multiple-choice"
 
@@ -33,9 +35,13 @@ class Choices(Linear):
         """Returns cross entropy and accuracy over the choices of an example."""
         return label_losses(_of_examples(logits, batch), batch, weights)
 
-    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    def divergence(
+        self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
+    ) -> jax.Array:
         """Returns the divergence over the choices of an example, [B, M]."""
-        student, target = (_of_examples(values / temperature, batch) for values in (logits, teacher))
+        student, target = (
+            _of_examples(values / temperature, batch) for values in (logits, teacher)
+        )
         return class_divergence(student, target)
 
     def no_labels(self, num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:

@@ -33,9 +33,11 @@ class Texts(NamedTuple):
     """The labels of a batch: E examples of up to T texts, an anchor, its positive and hard negatives."""
 
     places: (
-        Array  # [E, T] int32: index of its vector among those of all rows, row x M + place; beyond them if it has none
+        # [E, T] int32: index of its vector among those of all rows, row x M + place; beyond them if it has none
+        Array
     )
-    numbers: Array  # [E, T] int32: the same for equal texts, of all the data; -1 where there is none
+    # [E, T] int32: the same for equal texts, of all the data; -1 where there is none
+    numbers: Array
     scores: Array  # [E] float32: how alike the pair is, where that is known
 
 
@@ -57,13 +59,20 @@ class Embeddings(Head):
         is_usual = config.embedding in (_USUAL, EmbeddingConfig(pooling="mean"))
         return EMBEDDINGS if is_usual else Embeddings(config.embedding)
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> jax.Array:
         """Returns float32 vectors [B, M, K]."""
         settings, config = self.settings, model.config
         size = settings.vector_size(config.hidden_size)
         if (most := max(settings.sizes(), default=0)) > size:
-            raise InputError(f"embedding.dimensions has {most}, and vectors have {size} numbers; use {size} at most")
-        parts = [_pooled(name, encoded.hidden, batch, config.matmul_precision) for name in settings.poolings()]
+            raise InputError(
+                f"embedding.dimensions has {most}, and vectors have {size} numbers; use {size} at most"
+            )
+        parts = [
+            _pooled(name, encoded.hidden, batch, config.matmul_precision)
+            for name in settings.poolings()
+        ]
         vectors = jnp.concatenate(parts, axis=-1)
         if settings.projection_size:
             vectors = Dense(config, settings.projection_size, "float32", name="projection")(vectors)
@@ -85,7 +94,9 @@ class Embeddings(Head):
         total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
         return results[int(np.argmax(sizes))] | {"loss": (total, results[0]["loss"][1])}
 
-    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    def divergence(
+        self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
+    ) -> jax.Array:
         """Returns [E] how far the cosines of vectors, whole and of each leading dimension, are from a teacher's.
 
         With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
@@ -97,7 +108,10 @@ class Embeddings(Head):
             student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array
         ) -> jax.Array:
             counts = is_partner | is_other
-            student, target = (jnp.where(counts, scores / temperature, MASKED_SCORE) for scores in (student, target))
+            student, target = (
+                jnp.where(counts, scores / temperature, MASKED_SCORE)
+                for scores in (student, target)
+            )
             return class_divergence(student, target)
 
         def apart(vectors: jax.Array) -> jax.Array:
@@ -105,7 +119,9 @@ class Embeddings(Head):
                 return _search(settings, batch.labels, of_candidates, vectors, target)
             student, known = (_cosines(model) / temperature for model in (vectors, target))
             there = batch.labels.numbers[:, 1:] >= 0
-            return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
+            return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(
+                jnp.sum(there, axis=1), 1
+            )
 
         sizes = settings.sizes() or (logits.shape[-1],)
         return jnp.sum(jnp.stack([apart(vectors[..., :size]) for size in sizes]), axis=0)
@@ -114,9 +130,14 @@ class Embeddings(Head):
         """Returns vectors whose cosines are the mean of those of several models."""
         return jnp.concatenate([normalized(output) for output in outputs], axis=-1)
 
-    def labels_of_batch(self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int) -> Texts:
+    def labels_of_batch(
+        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int
+    ) -> Texts:
         """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
-        slots = {number: slot for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))}
+        slots = {
+            number: slot
+            for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))
+        }
         size = next(int(row.label[0]) for rows in bins for row in rows)
         # Places that are in no row, each once.
         places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)
@@ -163,8 +184,8 @@ def _pooled(name: str, hidden: jax.Array, batch: Batch, precision: str) -> jax.A
     num_places = first.shape[1]
     inside = ids[..., None] == jnp.arange(1, num_places + 1)  # [B, L, M]
     if name == "max":
-
-        def largest(inside: jax.Array) -> jax.Array:  # of one place, [B, L], so that [B, M, L, H] is never held
+        # of one place, [B, L], so that [B, M, L, H] is never held
+        def largest(inside: jax.Array) -> jax.Array:
             values = jnp.where(inside[..., None], hidden.astype(jnp.float32), -jnp.inf)
             return jnp.where(jnp.any(inside, axis=1)[:, None], jnp.max(values, axis=1), 0)
 
@@ -187,10 +208,14 @@ def normalized(vectors: jax.Array) -> jax.Array:
 def _vectors(outputs: jax.Array, batch: Batch) -> jax.Array:
     """Returns the vectors of the texts of each example, [E, T, K], from those of all rows; 0 where there is no text."""
     flat = outputs.reshape(-1, outputs.shape[-1])
-    return constrain_rows(flat.at[batch.labels.places].get(mode="fill", fill_value=0, unique_indices=True))
+    return constrain_rows(
+        flat.at[batch.labels.places].get(mode="fill", fill_value=0, unique_indices=True)
+    )
 
 
-def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+def info_nce(
+    settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array
+) -> dict[str, Pair]:
     """Returns the cross entropy of an anchor's positive among all positives and hard negatives of the batch, by cosine.
 
     Texts that equal the anchor or its positive, and positives of an equal anchor, are left out.
@@ -198,18 +223,26 @@ def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weight
     hard negatives and for texts as their own positives. Both directions: Radford et al. 2021, half of each.
     """
     metrics = _search(settings, texts, _nearest, vectors)
-    return {name: (jnp.sum(metric * weights), jnp.sum(weights)) for name, metric in zip(("loss", "accuracy"), metrics)}
+    return {
+        name: (jnp.sum(metric * weights), jnp.sum(weights))
+        for name, metric in zip(("loss", "accuracy"), metrics)
+    }
 
 
-def _nearest(scores: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _nearest(
+    scores: jax.Array, is_partner: jax.Array, is_other: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns for each query its cross entropy, and 1 if its partner is alone the nearest candidate."""
     others = jnp.where(is_other, scores, MASKED_SCORE)
-    partner = jnp.sum(jnp.where(is_partner, scores, 0), axis=-1)  # a masked sum: its gradient needs no scatter
+    # a masked sum: its gradient needs no scatter
+    partner = jnp.sum(jnp.where(is_partner, scores, 0), axis=-1)
     both = jnp.logaddexp(partner, jax.nn.logsumexp(others, axis=-1))
     return both - partner, (partner > jnp.max(others, axis=-1)).astype(jnp.float32)
 
 
-def _search(settings: EmbeddingConfig, texts: Texts, function: Callable[..., Any], *models: jax.Array) -> Any:
+def _search(
+    settings: EmbeddingConfig, texts: Texts, function: Callable[..., Any], *models: jax.Array
+) -> Any:
     """Returns a function's result for each anchor, [E]; with both directions, its mean with that for each positive.
 
     `models` are the vectors [E, T, K] of one or several. The function takes the scores [e, C] of each, and for every
@@ -218,10 +251,14 @@ def _search(settings: EmbeddingConfig, texts: Texts, function: Callable[..., Any
     count, width = texts.numbers.shape
     vectors, passages = [normalized(model) for model in models], texts.numbers[:, 1:].reshape(-1)
     anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
-    belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)  # a hard negative to no anchor
+    # a hard negative to no anchor
+    belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)
 
     def find(query: int, candidates: int | slice, *numbers: jax.Array) -> Any:
-        pairs = [(model[:, query], model[:, candidates].reshape(-1, model.shape[-1])) for model in vectors]
+        pairs = [
+            (model[:, query], model[:, candidates].reshape(-1, model.shape[-1]))
+            for model in vectors
+        ]
         return _find(function, settings.temperature, pairs, *numbers)
 
     result = find(0, slice(1, None), anchors, positives, number * (width - 1), passages, belongs)
@@ -246,16 +283,26 @@ def _find(
     `own` and `partners` are the numbers of the queries' texts and of their partners, [E], `places` the partners' places
     among the candidates; `numbers` and `belongs` those of the candidates' texts and partners, [C]; -1 stands for none.
     """
-    numbers, belongs, *candidates = (whole(array) for array in (numbers, belongs, *(pair[1] for pair in pairs)))
+    numbers, belongs, *candidates = (
+        whole(array) for array in (numbers, belongs, *(pair[1] for pair in pairs))
+    )
 
     def find(own: jax.Array, partners: jax.Array, places: jax.Array, *queries: jax.Array) -> Any:
         own, partners = own[:, None], partners[:, None]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
         is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
-        products = (jnp.einsum("EK,CK->EC", *pair, precision="highest") for pair in zip(queries, candidates))
-        return function(*(dot / temperature for dot in products), is_partner, (numbers >= 0) & ~same & ~is_partner)
+        products = (
+            jnp.einsum("EK,CK->EC", *pair, precision="highest") for pair in zip(queries, candidates)
+        )
+        return function(
+            *(dot / temperature for dot in products),
+            is_partner,
+            (numbers >= 0) & ~same & ~is_partner,
+        )
 
-    return _in_blocks(find, len(numbers) * len(pairs), own, partners, places, *(pair[0] for pair in pairs))
+    return _in_blocks(
+        find, len(numbers) * len(pairs), own, partners, places, *(pair[0] for pair in pairs)
+    )
 
 
 def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> Any:
@@ -264,7 +311,11 @@ def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> 
     Each device keeps its own rows.
     """
     rows = arrays[0].shape[0] // num_row_shards()
-    count = next(count for count in range(1, rows + 1) if not rows % count and rows // count * width <= _MOST_COSINES)
+    count = next(
+        count
+        for count in range(1, rows + 1)
+        if not rows % count and rows // count * width <= _MOST_COSINES
+    )
     if count == 1:
         return function(*arrays)
     pieces = [jnp.swapaxes(array.reshape(-1, count, *array.shape[1:]), 0, 1) for array in arrays]
@@ -272,7 +323,9 @@ def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> 
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1), results)
 
 
-def triplet(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+def triplet(
+    settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array
+) -> dict[str, Pair]:
     """Returns the triplet loss of distances: by how much the positive is not nearer than hard negatives by a margin.
 
     It is the mean over the negatives of an anchor. Source: Schroff et al. 2015; Reimers and Gurevych 2019, section 3.
@@ -284,10 +337,15 @@ def triplet(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights
     losses = jnp.sum(excess * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
     nearer = jnp.all((distances[:, :1] < distances[:, 1:]) | ~there, axis=1)
     total = jnp.sum(weights)
-    return {"loss": (jnp.sum(losses * weights), total), "accuracy": (jnp.sum(nearer * weights), total)}
+    return {
+        "loss": (jnp.sum(losses * weights), total),
+        "accuracy": (jnp.sum(nearer * weights), total),
+    }
 
 
-def cosent(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+def cosent(
+    settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array
+) -> dict[str, Pair]:
     """Returns log(1 + the sum of exp((cosine of j - cosine of i) / temperature) over pairs i that are graded above j).
 
     Source: Su 2022, "CoSENT".
@@ -297,14 +355,18 @@ def cosent(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights:
 
     def above(cosines: jax.Array, scores: jax.Array, weights: jax.Array) -> jax.Array:
         counts = (scores[:, None] > others[1]) & (weights[:, None] * others[2] > 0)
-        return jax.nn.logsumexp(jnp.where(counts, others[0] - cosines[:, None], MASKED_SCORE), axis=-1)
+        return jax.nn.logsumexp(
+            jnp.where(counts, others[0] - cosines[:, None], MASKED_SCORE), axis=-1
+        )
 
     rows = _in_blocks(above, len(cosines), cosines, texts.scores, weights)
     total = jnp.sum(weights)
     return {"loss": (jax.nn.logsumexp(jnp.append(rows, 0.0)) * total, total)}
 
 
-def squared_cosine(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+def squared_cosine(
+    settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array
+) -> dict[str, Pair]:
     """Returns the squared error of the cosine of pairs. Source: Reimers and Gurevych 2019, section 3."""
     errors = jnp.square(_cosines(vectors)[:, 0] - texts.scores / settings.best_score)
     return {"loss": (jnp.sum(errors * weights), jnp.sum(weights))}

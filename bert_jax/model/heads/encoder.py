@@ -17,7 +17,9 @@ class Bare(Head):
     architecture = "BertModel"
     pipeline = "feature-extraction"
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> jax.Array:
         assert encoded.pooled is not None
         return encoded.pooled.astype(jnp.float32)
 

@@ -35,7 +35,10 @@ def class_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
 def label_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
     """Returns cross entropy and accuracy of logits [..., K] for the labels [...]; -1 stands for none."""
     labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
-    return {"loss": cross_entropy(logits, labels, weights), "accuracy": accuracy(logits, labels, weights)}
+    return {
+        "loss": cross_entropy(logits, labels, weights),
+        "accuracy": accuracy(logits, labels, weights),
+    }
 
 
 def most_frequent(classes: np.ndarray, num_outputs: int) -> np.ndarray:

@@ -21,7 +21,9 @@ class Multilabel(Sequences):
     """A classifier of sequences whose classes do not exclude each other."""
 
     name = "multilabel_classification"
-    about_exported = "logits [B, K], in the order of the labels; the sigmoid of each is its probability."
+    about_exported = (
+        "logits [B, K], in the order of the labels; the sigmoid of each is its probability."
+    )
     problem_types = ("multi_label_classification",)
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
@@ -35,9 +37,13 @@ class Multilabel(Sequences):
             "accuracy": (jnp.sum(right.mean(axis=-1) * weights), total),
         }
 
-    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    def divergence(
+        self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
+    ) -> jax.Array:
         """Returns the mean over the labels of the divergence of their probabilities."""
-        student, target = (jnp.stack([values, jnp.zeros_like(values)], axis=-1) for values in (logits, teacher))
+        student, target = (
+            jnp.stack([values, jnp.zeros_like(values)], axis=-1) for values in (logits, teacher)
+        )
         return class_divergence(student, target, batch, temperature).mean(axis=-1)
 
     def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:

@@ -33,7 +33,9 @@ class MaskedLanguageModel(nn.Module):
         dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
         hidden = activate(config.activation, *dense(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
-        bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)
+        bias = self.param(
+            "output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32
+        )
         if word_table.shape[0] == 1:
             rows = hidden.reshape(-1, hidden.shape[-1])
             logits = product("RH,VH->RV", rows, word_table[0], precision=config.matmul_precision)
@@ -47,7 +49,9 @@ class MaskedLanguageModel(nn.Module):
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
         bias = jnp.where(is_word, bias, MASKED_SCORE)
         precision = matmul_precision(config.matmul_precision)
-        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2], jnp.float32), bias, precision=precision)
+        return logits + jnp.einsum(
+            "BP,V->BPV", jnp.ones(hidden.shape[:2], jnp.float32), bias, precision=precision
+        )
 
 
 class PretrainingOutput(NamedTuple):
@@ -66,8 +70,12 @@ class MaskedWords(Head):
     architecture = "BertForMaskedLM"
     pipeline = "fill-mask"
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        assert batch.mlm_positions is not None, "the batch has no mlm_positions [B, P], the places that are predicted"
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> jax.Array:
+        assert batch.mlm_positions is not None, (
+            "the batch has no mlm_positions [B, P], the places that are predicted"
+        )
         predicted = take_rows(encoded.hidden, jnp.asarray(batch.mlm_positions, jnp.int32))
         return MaskedLanguageModel(model.config, name="mlm")(predicted, encoded.word_table)
 
@@ -95,9 +103,13 @@ class Pretraining(Head):
     architecture = "BertForPreTraining"
     pipeline = "fill-mask"
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> PretrainingOutput:
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> PretrainingOutput:
         words = MASKED_LM.logits(model, encoded, batch, deterministic)
-        return PretrainingOutput(encoded, words, NEXT_SENTENCE.logits(model, encoded, batch, deterministic))
+        return PretrainingOutput(
+            encoded, words, NEXT_SENTENCE.logits(model, encoded, batch, deterministic)
+        )
 
 
 PRETRAINING = Pretraining()

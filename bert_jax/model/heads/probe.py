@@ -47,7 +47,9 @@ class Probe(nn.Module):
         with in_precision(self.model.matmul_precision):
             return self._classify(layers, sequence_ids, deterministic, num_places)
 
-    def _classify(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool, num_places: int) -> jax.Array:
+    def _classify(
+        self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool, num_places: int
+    ) -> jax.Array:
         layers = layers if self.config.train_encoder else jax.lax.stop_gradient(layers)
         features: Any = self._combine(layers.astype(jnp.float32))
         if self.config.kind == "bilstm":
@@ -58,10 +60,14 @@ class Probe(nn.Module):
                     nn.RNN(nn.OptimizedLSTMCell(self.config.hidden_size, name=f"{name}_{index}"))
                     for name in ("forward", "backward")
                 )
-                features = nn.Bidirectional(forward, backward, name=f"bilstm_{index}")(features, seq_lengths=lengths)
+                features = nn.Bidirectional(forward, backward, name=f"bilstm_{index}")(
+                    features, seq_lengths=lengths
+                )
         features = Dropout(self.model.hidden_dropout_rate)(features, deterministic)
         if self.pool:
-            features = mean_of_sequences(features, sequence_ids, num_places, self.model.matmul_precision)
+            features = mean_of_sequences(
+                features, sequence_ids, num_places, self.model.matmul_precision
+            )
         return Dense(self.model, self.num_classes, "float32", name="classifier")(features)
 
     def _combine(self, layers: jax.Array) -> jax.Array:
@@ -76,7 +82,9 @@ class Probe(nn.Module):
         if kind == "concat_last4":
             return jnp.concatenate(list(layers[-4:]), axis=-1)
         chosen = layers[-4:] if kind == "weighted_last4" else layers[1:]
-        weights = jax.nn.softmax(self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],), jnp.float32))
+        weights = jax.nn.softmax(
+            self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],), jnp.float32)
+        )
         return jnp.einsum("W,WBLH->BLH", weights, chosen)
 
 
@@ -93,10 +101,14 @@ class _Probed(Head):
         self.is_frozen = not config.train_encoder
         self.can_be_packed = config.kind != "bilstm"  # it would run from one example into the next
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> jax.Array:
         assert encoded.layers is not None
         probe = Probe(model.config, self.config, model.num_outputs, self.of_sequences, name="probe")
-        return probe(encoded.layers, batch.sequence_ids, deterministic, batch.cls_positions.shape[1])
+        return probe(
+            encoded.layers, batch.sequence_ids, deterministic, batch.cls_positions.shape[1]
+        )
 
 
 class ProbedSequences(_Probed, Sequences):
@@ -119,5 +131,7 @@ _PROBED = {kind.name: kind for kind in (ProbedSequences, ProbedTokens, ProbedSpa
 def probed(head: Head, config: ProbeConfig) -> Head:
     """Returns the head with a probe for its parts. Raises: InputError if there are no probes for this head."""
     if head.name not in _PROBED:
-        raise InputError(f"task.probe.features are not for the head {head.name}; use another task, or fine-tune")
+        raise InputError(
+            f"task.probe.features are not for the head {head.name}; use another task, or fine-tune"
+        )
     return _PROBED[head.name](config)

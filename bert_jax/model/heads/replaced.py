@@ -25,7 +25,10 @@ class Discriminator(nn.Module):
     def __call__(self, hidden: jax.Array) -> jax.Array:
         """Returns [B, L, 1] float32: above 0 where a token of hidden vectors [B, L, H] seems replaced."""
         config = self.config
-        hidden = activate(config.activation, *Dense(config, config.hidden_size, add=False, name="transform")(hidden))
+        hidden = activate(
+            config.activation,
+            *Dense(config, config.hidden_size, add=False, name="transform")(hidden),
+        )
         return Dense(config, 1, "float32", name="output")(hidden)
 
 
@@ -38,7 +41,9 @@ class Replaced(Head):
     architecture = "ElectraForPreTraining"
     family = "electra"
 
-    def logits(self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+    def logits(
+        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+    ) -> jax.Array:
         return Discriminator(model.config, name="discriminator")(encoded.hidden)
 
     def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:

@@ -11,7 +11,7 @@ class Sequences(Linear):
 
     name = "sequence_classification"
     about_exported = (
-        "logits [B, K], in the order of the labels; of a regression [B, 1], the number before `activation`."
+        "logits [B, K], in label order; of a regression [B, 1], the number before `activation`."
     )
     architecture = "BertForSequenceClassification"
     pipeline = "text-classification"

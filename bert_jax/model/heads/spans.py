@@ -36,9 +36,13 @@ class Spans(Linear):
         both = jnp.broadcast_to(weights[..., None], batch.labels.shape)
         return label_losses(_of_sequences(logits, batch), batch, both)
 
-    def divergence(self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    def divergence(
+        self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
+    ) -> jax.Array:
         """Returns the divergence of the start and of the end, added, over the tokens of the sequence."""
-        student, target = (_of_sequences(values / temperature, batch) for values in (logits, teacher))
+        student, target = (
+            _of_sequences(values / temperature, batch) for values in (logits, teacher)
+        )
         return class_divergence(student, target).sum(axis=-1)
 
     def no_labels(self, num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:

@@ -21,7 +21,9 @@ class Tokens(Linear):
     of_tokens = True
     has_windows = True
     takes_words = True
-    about_exported = "logits [B, L, K], in the order of the labels; those of a word are at its first token."
+    about_exported = (
+        "logits [B, L, K], in the order of the labels; those of a word are at its first token."
+    )
     architecture = "BertForTokenClassification"
     pipeline = "token-classification"
     has_labels = True

@@ -18,17 +18,30 @@ from bert_jax.tasks import readers
 from bert_jax.tasks.columnar import Record, is_tfds
 from bert_jax.tasks.labels import label_number
 
-_SPLITS = {"train": ("train",), "dev": ("dev", "validation", "test"), "test": ("test",)}  # best first
+# best first
+_SPLITS = {"train": ("train",), "dev": ("dev", "validation", "test"), "test": ("test",)}
 _SUFFIXES = (".jsonl", ".ndjson", ".parquet")
 _QRELS = ("qrels/**", "default/*", "data/*", "*")  # where the judgements are, best first
 _ID = ("_id", "id")
 # Usual names of the columns of judgements.
 _JUDGED = {
     "query-id": ("query-id", "query_id", "qid", "query"),
-    "corpus-id": ("corpus-id", "corpus_id", "pid", "passage-id", "passage_id", "docid", "doc-id", "doc_id"),
+    "corpus-id": (
+        "corpus-id",
+        "corpus_id",
+        "pid",
+        "passage-id",
+        "passage_id",
+        "docid",
+        "doc-id",
+        "doc_id",
+    ),
     "score": ("score", "relevance", "rel", "label", "grade"),
 }
-NO_PASSAGE, NO_QUERY = "judgements of passages not in the corpus", "judgements of queries not in queries"
+NO_PASSAGE, NO_QUERY = (
+    "judgements of passages not in the corpus",
+    "judgements of queries not in queries",
+)
 OWN_TEXT = "passages with the text of their query, left out of its results"
 _TWICE = "given twice, with the same text"
 
@@ -83,7 +96,9 @@ def read_beir(place: str, split: str) -> Beir | None:
                 relevant.setdefault(query, {})[passage] = score
     if not any(grades.keys() & passages.keys() for grades in relevant.values()):
         columns = "a query's id, a passage's and the score"
-        raise InputError(f"{qrels[0]} has no judgement above 0 of a query and a passage that are there: {columns}")
+        raise InputError(
+            f"{qrels[0]} has no judgement above 0 of a query and a passage that are there: {columns}"
+        )
     found = []
     for name, grades in relevant.items():
         title, text = queries[name]
@@ -93,7 +108,11 @@ def read_beir(place: str, split: str) -> Beir | None:
         found.append(Query(name, text, grades, own, qrels[0]))
     if split == "train":
         del counts[OWN_TEXT]  # it has no results
-    return Beir(found, {name: f"{title} {text}".strip() for name, (title, text) in passages.items()}, dict(counts))
+    return Beir(
+        found,
+        {name: f"{title} {text}".strip() for name, (title, text) in passages.items()},
+        dict(counts),
+    )
 
 
 def _files_of(place: str, name: str) -> list[str]:
@@ -115,13 +134,16 @@ def _find_qrels(place: str, split: str) -> list[str]:
     for pattern in _QRELS:
         if found := _qrels_among(readers.files_in(place, pattern), split):
             return found
-    with contextlib.suppress(InputError):  # the hub has BEIR's own in a data set beside, such as BeIR/scifact-qrels
+    # the hub has BEIR's own in a data set beside, such as BeIR/scifact-qrels
+    with contextlib.suppress(InputError):
         return _qrels_among(readers.files_in(f"{place.rstrip('/')}-qrels"), split)
     return []
 
 
 def _qrels_among(inside: list[str], split: str) -> list[str]:
-    paths = [path for path in inside if not readers.plain_name(path).startswith(("corpus", "queries"))]
+    paths = [
+        path for path in inside if not readers.plain_name(path).startswith(("corpus", "queries"))
+    ]
     for stem in _SPLITS[split]:
         found = sorted(readers.named(paths, (stem,)), key=lambda path: not readers.is_tsv(path))
         if found:
@@ -134,19 +156,30 @@ def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, tuple[
     """Returns the title and the text by id. BEIR's own models read the title before the text."""
     paths = _files_of(place, name)
     if not paths:
-        raise InputError(f"{place} has a corpus, and no {name}.jsonl; give BEIR's directory with {name} too")
+        raise InputError(
+            f"{place} has a corpus, and no {name}.jsonl; give BEIR's directory with {name} too"
+        )
     texts: dict[str, tuple[str, str]] = {}
     places: dict[str, str] = {}
     for path in paths:
         for record in readers.read_table(path).records:
             given = record.get(readers.find_column(_ID, list(record)))
             title, text = record.get("title"), record.get("text")
-            if not isinstance(given, str | int) or isinstance(given, bool) or given == "" or not isinstance(text, str):
-                raise InputError(f'{record.where} has no _id or no text; write {{"_id": "...", "text": "..."}}')
+            if (
+                not isinstance(given, str | int)
+                or isinstance(given, bool)
+                or given == ""
+                or not isinstance(text, str)
+            ):
+                raise InputError(
+                    f'{record.where} has no _id or no text; write {{"_id": "...", "text": "..."}}'
+                )
             both = title if isinstance(title, str) else "", text
             given = str(given).strip()
             if texts.setdefault(given, both) != both:
-                raise InputError(f"{record.where} has the _id {given!r:.60} of {places[given]}, another text")
+                raise InputError(
+                    f"{record.where} has the _id {given!r:.60} of {places[given]}, another text"
+                )
             counts[f"{name} {_TWICE}"] += given in places
             places.setdefault(given, record.where)
     return texts
@@ -164,15 +197,23 @@ def _judgements(path: str) -> Iterator[Record]:
         if first and not _is_number(first[-1]):
             columns, rows = [name.strip() for name in first], rows[1:]
         else:
-            columns = ["query-id", "corpus-id", "score"] if len(first) == 3 else ["query-id", "", "corpus-id", "score"]
+            columns = (
+                ["query-id", "corpus-id", "score"]
+                if len(first) == 3
+                else ["query-id", "", "corpus-id", "score"]
+            )
         for where, row in rows:
             if len(row) != len(columns):
-                raise InputError(f"{where} has {len(row)} columns, not {len(columns)} (query-id, corpus-id, score)")
+                raise InputError(
+                    f"{where} has {len(row)} columns, not {len(columns)} (query-id, corpus-id, score)"
+                )
         records = [Record(zip(columns, row), where) for where, row in rows]
     else:
         records = readers.read_table(path).records
     for record in records:
-        columns = {wanted: readers.find_column(usual, list(record)) for wanted, usual in _JUDGED.items()}
+        columns = {
+            wanted: readers.find_column(usual, list(record)) for wanted, usual in _JUDGED.items()
+        }
         values = {wanted: record.get(name) for wanted, name in columns.items()}
         if missing := [wanted for wanted, value in values.items() if value is None or value == ""]:
             raise readers.no_column(record.where, " and no ".join(missing), list(record))

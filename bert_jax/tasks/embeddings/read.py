@@ -34,7 +34,15 @@ _PAIRS = (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("que
           ("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_a", "sentence_b"), ("text1", "text2"),
           ("question1", "question2"), ("sent0", "sent1"))  # fmt: skip
 _TEXTS = ("text", "sentence", "content", "document")
-_SCORES = ("score", "similarity_score", "relatedness_score", "similarity", "label", "gold_label", "is_duplicate")
+_SCORES = (
+    "score",
+    "similarity_score",
+    "relatedness_score",
+    "similarity",
+    "label",
+    "gold_label",
+    "is_duplicate",
+)
 _IDS = ("id", "idx", "index", "pair_id")
 _NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}")
 _NLI = ("entailment", "neutral", "contradiction")
@@ -50,7 +58,8 @@ class TextsExample(NamedTuple):
     where: str = ""
     relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
     is_passage: bool = False  # whether it is one of the passages to search
-    own: Sequence[str] = ()  # of a query: ids of passages that are the query itself, and never among its results
+    # of a query: ids of passages that are the query itself, and never among its results
+    own: Sequence[str] = ()
 
     def is_query(self, place: int) -> bool:
         """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
@@ -74,17 +83,27 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
     examples = _read(config, source, split)
     if not examples and (empty := examples.counts.get(NO_TEXT, 0)):
         names = " or ".join(examples.columns[:2])
-        raise InputError(f"{split} of {source}: in all {empty} rows {names} is empty; name other columns in task")
+        raise InputError(
+            f"{split} of {source}: in all {empty} rows {names} is empty; name other columns in task"
+        )
     if split == "train" and examples:
         is_searched = _is_squad(source) or beir_place(source, "dev")
         is_ranked = is_searched or not is_graded(_read(config, source, "dev") or examples)
         examples.metric = "ndcg@10" if is_ranked else "spearman"
-    if split == "dev" and examples and all(example.texts[:1] == example.texts[1:] for example in examples):
-        raise InputError(f"{examples[0].where}: single texts score no vectors; give a dev set of pairs")
+    if (
+        split == "dev"
+        and examples
+        and all(example.texts[:1] == example.texts[1:] for example in examples)
+    ):
+        raise InputError(
+            f"{examples[0].where}: single texts score no vectors; give a dev set of pairs"
+        )
     if split != "train" and not is_graded(examples):
         examples.counts |= _count_own(examples)
     if is_graded(examples) and split != "test" and len({example.score for example in examples}) < 2:
-        raise InputError(f"{examples[0].where}: all pairs have one score; there must be two or more")
+        raise InputError(
+            f"{examples[0].where}: all pairs have one score; there must be two or more"
+        )
     return examples
 
 
@@ -107,11 +126,16 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
 
 
 def _is_squad(source: str) -> bool:
-    return bool(re.search(r"\[-?\d*:-?\d*\]", source) or re.match(r"(train|dev|test)=|tfds:squad", source))
+    return bool(
+        re.search(r"\[-?\d*:-?\d*\]", source) or re.match(r"(train|dev|test)=|tfds:squad", source)
+    )
 
 
 def _squad(examples: Iterable, where: str) -> TextsExamples:
-    pairs = (TextsExample((example.question, example.context), None, example.id, where) for example in examples)
+    pairs = (
+        TextsExample((example.question, example.context), None, example.id, where)
+        for example in examples
+    )
     return _without_empty(pairs, ("question", "context"))
 
 
@@ -127,14 +151,25 @@ def _has_lines(config: TaskConfig, path: str) -> bool:
 
 def _of_lines(path: str) -> TextsExamples:
     """Returns the texts of a file, one a line. Raises: InputError if each has a tab, so that they look like columns."""
-    lines = [(f"{path}:{number}", line) for number, line in enumerate(readers.read_lines(path), 1) if line.strip()]
+    lines = [
+        (f"{path}:{number}", line)
+        for number, line in enumerate(readers.read_lines(path), 1)
+        if line.strip()
+    ]
     if len(lines) > 1 and all("\t" in line for _, line in lines):
-        raise InputError(f"{path}: all lines have tabs; name the columns in a first line, such as anchor and positive")
-    texts = (TextsExample((line, line), None, number, where) for number, (where, line) in enumerate(lines))
+        raise InputError(
+            f"{path}: all lines have tabs; name the columns in a first line, such as anchor and positive"
+        )
+    texts = (
+        TextsExample((line, line), None, number, where)
+        for number, (where, line) in enumerate(lines)
+    )
     return _without_empty(texts, ("lines",))
 
 
-def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Sequence[str], path: str) -> TextsExamples:
+def _of_table(
+    config: TaskConfig, rows: Sequence[readers.Record], columns: Sequence[str], path: str
+) -> TextsExamples:
     first, second, negatives, label = _columns(config, columns, path)
     number = readers.find_column(_IDS, columns)
     names = classes_in(path).get(label)
@@ -149,7 +184,9 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
     is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in rows)
     if label and not is_nli and (first.lower(), second.lower()) == ("premise", "hypothesis"):
         given = f"label {rows[0].get(label)!r:.40}"
-        raise InputError(f"{rows[0].where}: {given} is not one of {', '.join(_NLI)}; or set task.labels")
+        raise InputError(
+            f"{rows[0].where}: {given} is not one of {', '.join(_NLI)}; or set task.labels"
+        )
     others = [name for name in columns if name not in (first, second, *negatives)]
     examples = []
     for position, record in enumerate(rows):
@@ -157,14 +194,21 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
         against: list[Any] = []
         for name in negatives:
             value = record.get(name)
-            against += value if isinstance(value, list) else [value] if value not in (None, "") else []
+            against += (
+                value if isinstance(value, list) else [value] if value not in (None, "") else []
+            )
         score = label_number(record.get(label), record.where) if label and not is_nli else None
         if label and not is_nli and score is None:
-            raise InputError(f"{record.where} has no {label!r}; give each pair a score, or remove it")
+            raise InputError(
+                f"{record.where} has no {label!r}; give each pair a score, or remove it"
+            )
         id_ = id_of(record.get(number), position)
-        for partner in positive if isinstance(positive, list) and positive else [positive]:  # a pair per list item
+        # a pair per list item
+        for partner in positive if isinstance(positive, list) and positive else [positive]:
             texts = [record.get(first), partner, *against]
-            for text, name in zip(texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))):
+            for text, name in zip(
+                texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))
+            ):
                 if not isinstance(text, str | None):
                     raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text")
             example = TextsExample(tuple(text or "" for text in texts), score, id_, record.where)
@@ -174,11 +218,17 @@ def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Seque
         pairs, counts = _of_nli(examples)
         return _without_empty(pairs, columns, counts)
     unused = "" if label else readers.find_column((*_SCORES, *CLASS_COLUMNS), others)
-    counts = {f"{unused!r} is not used with {'negatives' if second else 'texts alone'}:": len(rows)} if unused else {}
+    counts = (
+        {f"{unused!r} is not used with {'negatives' if second else 'texts alone'}:": len(rows)}
+        if unused
+        else {}
+    )
     return _without_empty((example for example, _ in examples), columns, counts)
 
 
-def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str, tuple[str, ...], str]:
+def _columns(
+    config: TaskConfig, columns: Sequence[str], path: str
+) -> tuple[str, str, tuple[str, ...], str]:
     """Returns the columns of the first text, the second, hard negatives and the label; "" if missing."""
     named = split_names(config.embedding.negative_columns)
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
@@ -190,27 +240,41 @@ def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str
         second = second or usual
     if not first:
         raise readers.no_column(path, "anchor, positive or another of texts", columns)
-    usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
+    usual = [
+        name
+        for name in columns
+        if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)
+    ]
     negatives = tuple(named or usual) if second else ()
     if config.label_column and not second:
-        raise InputError(f"{path}: task.label_column is of a pair; name the second text in task.second_text_column")
-    label = config.label_column or ("" if negatives or not second else readers.find_column(_SCORES, columns))
+        raise InputError(
+            f"{path}: task.label_column is of a pair; name the second text in task.second_text_column"
+        )
+    label = config.label_column or (
+        "" if negatives or not second else readers.find_column(_SCORES, columns)
+    )
     return first, second, negatives, label
 
 
 def _usual_texts(columns: Sequence[str]) -> tuple[str, str]:
     """Returns the columns of a pair with usual names, or of a text and ""; "" for both if there are none."""
     pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
-    first, second = next((pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), ""))
+    first, second = next(
+        (pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), "")
+    )
     return first, second
 
 
-def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[TextsExample], dict[str, int]]:
+def _of_nli(
+    examples: Sequence[tuple[TextsExample, object]],
+) -> tuple[list[TextsExample], dict[str, int]]:
     """Returns each premise with a text it entails and, if any, one that contradicts it; and counts of unused pairs."""
     by_premise: dict[str, dict[str, list[TextsExample]]] = {}
     for example, label in examples:
         if label not in (*_NLI, "-", None):  # hidden, or people did not agree
-            raise InputError(f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; write one of them")
+            raise InputError(
+                f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; write one of them"
+            )
         by_premise.setdefault(example.texts[0], {}).setdefault(str(label), []).append(example)
     triplets = []
     for groups in by_premise.values():
@@ -222,7 +286,9 @@ def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[Texts
 
 
 def _without_empty(
-    examples: Iterable[TextsExample], columns: Sequence[str] = (), counts: Mapping[str, int] | None = None
+    examples: Iterable[TextsExample],
+    columns: Sequence[str] = (),
+    counts: Mapping[str, int] | None = None,
 ) -> TextsExamples:
     """Returns the examples with an anchor and a positive, without negatives that are empty or equal to the positive."""
     kept, empty, same = [], 0, 0
@@ -266,5 +332,7 @@ def _of_beir(place: str, split: str) -> TextsExamples:
         for query in data.queries
     ]
     where = queries[0].where
-    passages = (TextsExample((text,), None, name, where, None, True) for name, text in data.passages.items())
+    passages = (
+        TextsExample((text,), None, name, where, None, True) for name, text in data.passages.items()
+    )
     return TextsExamples([*queries, *passages], data.counts)

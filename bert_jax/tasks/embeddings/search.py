@@ -62,6 +62,9 @@ def _better(
     """Returns the best among those so far and in a block; ties go to those so far, which stand first."""
     scores = jnp.einsum("QK,CK->QC", normalized(queries), normalized(block), precision="highest")
     indices = jnp.broadcast_to(before + jnp.arange(len(block), dtype=jnp.int32), scores.shape)
-    both, ids = jnp.concatenate([cosines, scores], axis=1), jnp.concatenate([numbers, indices], axis=1)
+    both, ids = (
+        jnp.concatenate([cosines, scores], axis=1),
+        jnp.concatenate([numbers, indices], axis=1),
+    )
     best, chosen = jax.lax.top_k(both, cosines.shape[1])
     return best, jnp.take_along_axis(ids, chosen, axis=1)

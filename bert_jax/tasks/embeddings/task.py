@@ -48,7 +48,9 @@ class EmbeddingTask(Task):
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         """Makes the task, which has no classes. Raises: InputError if a setting cannot be used."""
-        super().__init__(dataclasses.replace(config, max_seq_length=config.max_seq_length or _USUAL_LENGTH))
+        super().__init__(
+            dataclasses.replace(config, max_seq_length=config.max_seq_length or _USUAL_LENGTH)
+        )
         check_length(self.config)
         self.metric = choose_metric(config, METRICS)
 
@@ -64,7 +66,9 @@ class EmbeddingTask(Task):
         if isinstance(value, (list, tuple)) and len(value) == 1:
             value = value[0]
         if not isinstance(value, str):
-            raise InputError(f'{where}: {value!r:.60} is not a text; give a string, or {{"passage": "..."}}')
+            raise InputError(
+                f'{where}: {value!r:.60} is not a text; give a string, or {{"passage": "..."}}'
+            )
         return TextsExample((value,), None, 0, where)
 
     def settle(self, examples: Sequence[TextsExample]) -> TaskConfig:
@@ -73,23 +77,33 @@ class EmbeddingTask(Task):
         loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
         if graded != (loss in ("cosent", "cosine")):
             kind, fitting = (
-                ("graded pairs", "cosent or cosine") if graded else ("texts without scores", "infonce or triplet")
+                ("graded pairs", "cosent or cosine")
+                if graded
+                else ("texts without scores", "infonce or triplet")
             )
             raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
         if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
-            raise InputError("embedding.loss triplet needs hard negatives, and no example has one; use infonce")
-        if loss == "infonce" and len({example.texts[1] for example in examples}) < 2 < len(examples):
+            raise InputError(
+                "embedding.loss triplet needs hard negatives, and no example has one; use infonce"
+            )
+        if loss == "infonce" and len({example.texts[1] for example in examples}) < 2 < len(
+            examples
+        ):
             same = f"all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}"
             raise InputError(f"{examples[0].where}: {same}; check task.second_text_column")
         best = self.config.embedding.best_score
         for example in examples if loss == "cosine" else ():
             if abs(example.score or 0) > best:
-                raise InputError(f"{example.where}: score {example.score:g} is above embedding.best_score {best:g}")
+                raise InputError(
+                    f"{example.where}: score {example.score:g} is above embedding.best_score {best:g}"
+                )
         metric = self.config.metric or getattr(examples, "metric", "")
         embedding = dataclasses.replace(self.config.embedding, loss=loss)
         return dataclasses.replace(self.config, metric=metric, embedding=embedding)
 
-    def make_rows(self, examples: Sequence[TextsExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self, examples: Sequence[TextsExample], tokenizer: Tokenizer, training: bool
+    ) -> Rows:
         """Returns a row with a label for each example in training, or else a row for each distinct text."""
         counts = dict(getattr(examples, "counts", {}))
         fitted, cut = fit_prompted(self.config, _keys(examples), tokenizer)
@@ -99,48 +113,77 @@ class EmbeddingTask(Task):
             occurrences: dict[tuple[bool, str], list[tuple[int, int]]] = {}
             for number, example in enumerate(examples):
                 for index, text in enumerate(example.texts):
-                    occurrences.setdefault((example.is_query(index), text), []).append((number, index))
+                    occurrences.setdefault((example.is_query(index), text), []).append(
+                        (number, index)
+                    )
             for key, uses in occurrences.items():
                 ids = fitted[key][0]
-                rows.append(Row(uses[0][0], ids, np.zeros(len(ids), np.uint8), (len(ids),), None, uses))
+                rows.append(
+                    Row(uses[0][0], ids, np.zeros(len(ids), np.uint8), (len(ids),), None, uses)
+                )
             return Rows(rows, {reason: count for reason, count in counts.items() if count})
         numbers: dict[bytes, int] = {}
         same = 0
         for number, example in enumerate(examples):
-            parts = [fitted[example.is_query(index), text] for index, text in enumerate(example.texts)]
+            parts = [
+                fitted[example.is_query(index), text] for index, text in enumerate(example.texts)
+            ]
             texts = [numbers.setdefault(known, len(numbers)) for _, known in parts]
             same += texts[1] in texts[2:]
             ids = np.concatenate([part for part, _ in parts])
             lengths = tuple(len(part) for part, _ in parts)
-            rows.append(Row(number, ids, np.zeros(len(ids), np.uint8), lengths, (example.score or 0.0, *texts)))
+            rows.append(
+                Row(
+                    number,
+                    ids,
+                    np.zeros(len(ids), np.uint8),
+                    lengths,
+                    (example.score or 0.0, *texts),
+                )
+            )
         counts[SAME] = counts.get(SAME, 0) + same
         return Rows(rows, {reason: count for reason, count in counts.items() if count})
 
     def decode(
         self, examples: Sequence[TextsExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
     ) -> list[Embedded]:
-        by_example: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
+        by_example: list[list[np.ndarray]] = [
+            [np.zeros(0)] * len(example.texts) for example in examples
+        ]
         for row, vector in zip(rows, outputs):
             for number, index in row.detail:
                 by_example[number][index] = np.asarray(vector, np.float32)
         return [Embedded(np.stack(vectors)) for vectors in by_example]
 
-    def score(self, examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[TextsExample], predictions: Sequence[Embedded]
+    ) -> dict[str, float]:
         """Returns correlations of graded pairs, or else metrics of rankings."""
         if is_graded(examples):
             truth = [float(example.score or 0.0) for example in examples]
-            return {name: metric(truth, _cosines(predictions)) for name, metric in NUMBER_METRICS.items()}
+            return {
+                name: metric(truth, _cosines(predictions))
+                for name, metric in NUMBER_METRICS.items()
+            }
         ranked = _rank(examples, predictions)
-        return scores.ranking_scores([grades for _, _, grades, _ in ranked], [truth for _, _, _, truth in ranked])
+        return scores.ranking_scores(
+            [grades for _, _, grades, _ in ranked], [truth for _, _, _, truth in ranked]
+        )
 
     def show(self, prediction: Embedded) -> dict[str, object]:
         return {"embedding": [round(float(value), 6) for value in prediction.vectors[0]]}
 
     def write(
-        self, directory: Place, split: str, examples: Sequence[TextsExample], predictions: Sequence[Embedded]
+        self,
+        directory: Place,
+        split: str,
+        examples: Sequence[TextsExample],
+        predictions: Sequence[Embedded],
     ) -> None:
         """Writes the cosines of graded pairs to SPLIT.tsv, or rankings to SPLIT.trec, as trec_eval reads them."""
-        if is_graded(examples) or all(len(example.texts) > 1 and example.relevant is None for example in examples):
+        if is_graded(examples) or all(
+            len(example.texts) > 1 and example.relevant is None for example in examples
+        ):
             ids = [example.id for example in examples]
             write_predictions(directory / f"{split}.tsv", ids, _cosines(predictions))
             return
@@ -163,11 +206,21 @@ def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig
 
     given = settings_of(config)
     own = usual if start is None else settings_of(start)
-    is_open = {name: config.embedding.from_start and value == usual[name] for name, value in given.items()}
+    is_open = {
+        name: config.embedding.from_start and value == usual[name] for name, value in given.items()
+    }
     chosen = {name: own[name] if is_open[name] else value for name, value in given.items()}
     chosen["max_seq_length"] = chosen["max_seq_length"] or _USUAL_LENGTH
-    taken = [f"{name} {shown(value)}" for name, value in chosen.items() if value == own[name] != usual[name]]
-    other = [f"{name} {shown(value)} (not {shown(own[name])})" for name, value in chosen.items() if value != own[name]]
+    taken = [
+        f"{name} {shown(value)}"
+        for name, value in chosen.items()
+        if value == own[name] != usual[name]
+    ]
+    other = [
+        f"{name} {shown(value)} (not {shown(own[name])})"
+        for name, value in chosen.items()
+        if value != own[name]
+    ]
     lines = [f"from it: {', '.join(taken)}"] if taken else []
     lines += [f"from the settings: {', '.join(other)}"] if other and start is not None else []
     chosen["pooling"] = chosen["pooling"] or "mean"
@@ -184,7 +237,11 @@ def are_alone(examples: Sequence[TextsExample]) -> bool:
 def _keys(examples: Sequence[TextsExample]) -> list[tuple[bool, str]]:
     """Returns (whether it is a query, text) for each distinct text."""
     return list(
-        dict.fromkeys((example.is_query(i), text) for example in examples for i, text in enumerate(example.texts))
+        dict.fromkeys(
+            (example.is_query(i), text)
+            for example in examples
+            for i, text in enumerate(example.texts)
+        )
     )
 
 
@@ -199,7 +256,9 @@ def fit_prompted(
     counts = {kind: len(tokenizer.encode(prompt)) for kind, prompt in prompts.items()}
     for kind, count in counts.items():
         if count + 3 > config.max_seq_length:
-            length = f"task.max_seq_length {config.max_seq_length} leaves no room for a text after it"
+            length = (
+                f"task.max_seq_length {config.max_seq_length} leaves no room for a text after it"
+            )
             raise InputError(f"the prompt {prompts[kind]!r:.60} has {count} tokens, and {length}")
     encoded = tokenizer.encode_batch([prompts[kind] + text for kind, text in keys])
     joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
@@ -207,7 +266,8 @@ def fit_prompted(
     alone = tokenizer.encode_batch([text for _, text in keys]) if any(prompts.values()) else encoded
     room = config.max_seq_length - 2 - max(counts.values())
     texts = {
-        key: (row.token_ids, np.asarray(ids[:room], np.int32).tobytes()) for key, row, ids in zip(keys, joined, alone)
+        key: (row.token_ids, np.asarray(ids[:room], np.int32).tobytes())
+        for key, row, ids in zip(keys, joined, alone)
     }
     return texts, sum(row.was_cut for row in joined)
 
@@ -247,11 +307,15 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
         own = {query: {str(query)} - grades.keys() for query, grades in truth.items()}
     names = list(passages)
     depth = _DEPTH + max(map(len, own.values()))
-    results = nearest(np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), depth)
+    results = nearest(
+        np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), depth
+    )
     ranked: list[Ranked] = []
     for query, cosines, numbers in zip(queries, results.cosines, results.numbers):
         found = [(names[n], float(cosine)) for cosine, n in zip(cosines, numbers) if n >= 0]
         best = [(name, cosine) for name, cosine in found if name not in own[query]][:_DEPTH]
         grades = truth[query]
-        ranked.append((query, best, [grades.get(name, 0.0) for name, _ in best], list(grades.values())))
+        ranked.append(
+            (query, best, [grades.get(name, 0.0) for name, _ in best], list(grades.values()))
+        )
     return ranked

@@ -117,7 +117,9 @@ def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
         path = _find_diagnostic(source)
     if not path:
         return []
-    examples = read_place(name, path, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
+    examples = read_place(
+        name, path, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev")
+    )
     if not examples and not readers.plain_name(path).endswith(".json"):
         raise InputError(f"{path} holds no example; copy it again from GLUE's zip")
     return examples
@@ -136,9 +138,15 @@ def _find_diagnostic(source: str) -> str:
         candidates = [f"tfds:glue/ax{match[1] or ''}"]
     elif Path(source).is_dir():
         folders = (Path(source), Path(source).absolute().parent)
-        candidates = [str(folder / name) for folder in folders for name in _FOLDERS["ax"] if (folder / name).is_dir()]
+        candidates = [
+            str(folder / name)
+            for folder in folders
+            for name in _FOLDERS["ax"]
+            if (folder / name).is_dir()
+        ]
     for candidate in candidates:
-        with contextlib.suppress(InputError):  # it is not prepared, or the folder is of something else
+        # it is not prepared, or the folder is of something else
+        with contextlib.suppress(InputError):
             if path := readers.find_split_file(candidate, "test", _AX_NAMES):
                 return path
     return ""
@@ -158,12 +166,16 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     if table.records and (not texts or (labelled and not label)):
         wanted = glue.texts[0] if not texts else glue.label[:1]
         has = readers.listed_columns(table.columns)
-        raise InputError(f"{place} has no column {' and no '.join(map(repr, wanted))}; it has {has}")
+        raise InputError(
+            f"{place} has no column {' and no '.join(map(repr, wanted))}; it has {has}"
+        )
     number = next((column for column in ("index", "idx") if column in table.columns), "")
     examples, unagreed = [], 0
     for position, record in enumerate(table.records):
         value = named_class(record.get(label), classes.get(label))
-        value = label_name(value, record.where) if glue.classes else label_number(value, record.where)
+        value = (
+            label_name(value, record.where) if glue.classes else label_number(value, record.where)
+        )
         if value in (UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
             unagreed += labelled
             if labelled:
@@ -186,19 +198,37 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
 
 def _table(name: str, path: str, lenient: bool, json_keys: Sequence[str]) -> readers.Table:
     """Returns the table of a file. Files without a header, or with other column names, are recognised."""
-    if name == "cola" and readers.is_tsv(path) and "sentence" not in (row := readers.first_row(path)):
+    if (
+        name == "cola"
+        and readers.is_tsv(path)
+        and "sentence" not in (row := readers.first_row(path))
+    ):
         if row and len(row) != 4:
-            raise InputError(f"{path}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
+            raise InputError(
+                f"{path}:1 has {len(row)} columns; a file of CoLA has a header, or four columns"
+            )
         return readers.read_table(path, ("source", "label", "mark", "sentence"))
-    if name == "stsb" and not path.startswith(tfds_text.PREFIX) and _is_sts_benchmark(readers.first_row(path)):
+    if (
+        name == "stsb"
+        and not path.startswith(tfds_text.PREFIX)
+        and _is_sts_benchmark(readers.first_row(path))
+    ):
         return readers.read_wide_tsv(path, _STS_COLUMNS, lenient)
     table = readers.read_table(path, (), lenient, json_keys)
-    if name == "mnli" and readers.is_tsv(path) and len(table.columns) >= 10 and "sentence1" not in table.columns:
-        columns = [f"column {index}" for index in range(len(table.columns))]  # by position, as in Google's code
+    if (
+        name == "mnli"
+        and readers.is_tsv(path)
+        and len(table.columns) >= 10
+        and "sentence1" not in table.columns
+    ):
+        # by position, as in Google's code
+        columns = [f"column {index}" for index in range(len(table.columns))]
         columns[8:10], columns[-1] = ["sentence1", "sentence2"], "gold_label"
         if table.columns[-1] in TASKS[name].classes:
             return readers.read_table(path, columns, lenient)  # there is no header
-        records = [readers.Record(zip(columns, record.values()), record.where) for record in table.records]
+        records = [
+            readers.Record(zip(columns, record.values()), record.where) for record in table.records
+        ]
         return table._replace(columns=tuple(columns), records=records)
     return table
 
@@ -209,10 +239,16 @@ def _is_sts_benchmark(row: Sequence[str]) -> bool:
     GLUE's own rows without their header begin with an index.
     """
     with contextlib.suppress(InputError):
-        return 7 <= len(row) <= 9 and label_number(row[4], "") is not None and not row[0].strip().isdecimal()
+        return (
+            7 <= len(row) <= 9
+            and label_number(row[4], "") is not None
+            and not row[0].strip().isdecimal()
+        )
     return False
 
 
 def official_classes(classes: Sequence[str]) -> Classes:
     """Returns the classes of a GLUE task by name and by number, since its files have either."""
-    return Classes({spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))})
+    return Classes(
+        {spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))}
+    )

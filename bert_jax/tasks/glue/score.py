@@ -4,7 +4,14 @@
 from pathlib import Path
 
 from bert_jax.errors import InputError
-from bert_jax.tasks.glue.read import TASKS, find_glue, official_classes, read_place, read_split, splits_of
+from bert_jax.tasks.glue.read import (
+    TASKS,
+    find_glue,
+    official_classes,
+    read_place,
+    read_split,
+    splits_of,
+)
 from bert_jax.tasks.labels import ClassifyExample, label_name, label_number
 from bert_jax.tasks.readers import read_table
 from bert_jax.tasks.texts import Classified, Scored, id_of, score_classes, score_numbers
@@ -22,7 +29,11 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     """
     glue, splits = find_glue(name), splits_of(name)
     split = (*splits["eval"], *splits["test"])[0]
-    examples = read_split(name, data, split) if Path(data).is_dir() else list(read_place(name, data, ("mnli",), True))
+    examples = (
+        read_split(name, data, split)
+        if Path(data).is_dir()
+        else list(read_place(name, data, ("mnli",), True))
+    )
     if not examples:
         raise InputError(f"data {data!r} has no file of dev with labels; give that file")
     predicted = _read_predictions(name, predictions)
@@ -32,13 +43,19 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     seen: dict[int | str, str] = {}
     for index, example in zip(ids, examples):
         if index in seen:
-            raise InputError(f"{seen[index]} and {example.where} have the same index {index}; give each its own")
+            raise InputError(
+                f"{seen[index]} and {example.where} have the same index {index}; give each its own"
+            )
         seen[index] = example.where
         if index not in predicted:
-            raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")
+            raise InputError(
+                f"{predictions} has no prediction for index {index} ({example.where}); add it"
+            )
     if len(predicted) != len(ids):
         extra = next(index for index in predicted if index not in set(ids))
-        raise InputError(f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?")
+        raise InputError(
+            f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?"
+        )
     ordered = [predicted[index] for index in ids]
     if not glue.classes:
         return score_numbers(examples, ordered)  # type: ignore[arg-type]
@@ -50,18 +67,26 @@ def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified
     classes = TASKS[name].classes
     table = read_table(predictions)
     if {"index", "prediction"} - set(table.columns):
-        raise InputError(f"{predictions}:1 is not the header index, prediction (with a tab); add it")
+        raise InputError(
+            f"{predictions}:1 is not the header index, prediction (with a tab); add it"
+        )
     predicted: dict[int | str, Classified | Scored] = {}
     known = official_classes(classes)
     for position, record in enumerate(table.records):
         index = id_of(record["index"], position)
         if index in predicted:
-            raise InputError(f"{record.where}: index {index} has a prediction already; keep one of them")
+            raise InputError(
+                f"{record.where}: index {index} has a prediction already; keep one of them"
+            )
         label = (label_name if classes else label_number)(record["prediction"], record.where)
         if label is None:
             raise InputError(f"{record.where} has no prediction; write one")
-        number = known.of(ClassifyExample("", None, label, index, record.where)) if classes else None
+        number = (
+            known.of(ClassifyExample("", None, label, index, record.where)) if classes else None
+        )
         predicted[index] = (
-            Scored(float(label)) if number is None else Classified(classes[number], dict.fromkeys(classes, 0.0))
+            Scored(float(label))
+            if number is None
+            else Classified(classes[number], dict.fromkeys(classes, 0.0))
         )
     return predicted

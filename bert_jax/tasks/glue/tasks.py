@@ -28,7 +28,11 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
     Raises: InputError if the name, the metric or the labels cannot be used.
     """
-    return GlueClasses(config, labels) if find_glue(config.name).classes else GlueNumbers(config, labels)
+    return (
+        GlueClasses(config, labels)
+        if find_glue(config.name).classes
+        else GlueNumbers(config, labels)
+    )
 
 
 class _Glue(Task):
@@ -36,7 +40,9 @@ class _Glue(Task):
 
     head = SEQUENCES
 
-    def __init__(self, config: TaskConfig, metrics: Iterable[str], labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: TaskConfig, metrics: Iterable[str], labels: Sequence[str] = ()
+    ) -> None:
         super().__init__(config, labels)
         self.glue = find_glue(config.name)
         self.metric = choose_metric(config, (self.glue.metrics[0], *metrics))
@@ -54,11 +60,17 @@ class _Glue(Task):
         """Returns what is written of a prediction."""
 
     def write(
-        self, directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Prediction]
+        self,
+        directory: Place,
+        split: str,
+        examples: Sequence[ClassifyExample],
+        predictions: Sequence[Prediction],
     ) -> None:
         """Writes the file for the leaderboard. For splits other than test, the name of the split is appended."""
         values = [self.value_of(prediction) for prediction in predictions]
-        stem = _SUBMISSIONS.get(split, self.glue.folder) + ("" if split.startswith("test") else f"-{split}")
+        stem = _SUBMISSIONS.get(split, self.glue.folder) + (
+            "" if split.startswith("test") else f"-{split}"
+        )
         ids = [example.id for example in examples]
         if all(isinstance(id_, int) for id_ in ids):  # those of TFDS are shuffled
             by_id = np.argsort(np.array(ids, np.int64), kind="stable")
@@ -72,21 +84,30 @@ class GlueClasses(ClassesTask, _Glue):
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         names = find_glue(config.name).classes
-        super().__init__(config, texts.CLASS_METRICS, tuple(labels) or split_names(config.labels) or names)
+        super().__init__(
+            config, texts.CLASS_METRICS, tuple(labels) or split_names(config.labels) or names
+        )
         if config.metric == "f1" and len(names) != 2:
-            raise InputError(f"task.metric f1 is of two classes, {config.name} has {len(names)}; use macro_f1")
+            raise InputError(
+                f"task.metric f1 is of two classes, {config.name} has {len(names)}; use macro_f1"
+            )
         self._order = _own_order(config.name, names, self.labels)
         self._official = official_classes(names)
-        numbers = {spelled: self._order[number] for spelled, number in self._official.numbers.items()}
+        numbers = {
+            spelled: self._order[number] for spelled, number in self._official.numbers.items()
+        }
         for index, name in enumerate(self.labels):
             numbers.setdefault(name, index)
         self.classes = Classes(numbers)
 
-    def score(self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]
+    ) -> dict[str, float]:
         """Returns the metrics, computed with GLUE's class numbers, independent of the order of the model's classes."""
         metrics = (*self.glue.metrics, *({self.metric} - set(self.glue.metrics)))
         canonical = [
-            prediction._replace(label=self.glue.classes[self._number(prediction)]) for prediction in predictions
+            prediction._replace(label=self.glue.classes[self._number(prediction)])
+            for prediction in predictions
         ]
         return texts.score_classes(metrics, self._official, examples, canonical)
 
@@ -114,12 +135,25 @@ def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[in
 
     Names may differ in case, or be numbers, with or without the LABEL_ that transformers puts before them.
     """
-    spelled = [label.lower().removeprefix("label_").replace(" ", "_").replace("-", "_") for label in own]
+    spelled = [
+        label.lower().removeprefix("label_").replace(" ", "_").replace("-", "_") for label in own
+    ]
     order = [
-        next((position for position, label in enumerate(spelled) if label in (class_name, str(index))), -1)
+        next(
+            (
+                position
+                for position, label in enumerate(spelled)
+                if label in (class_name, str(index))
+            ),
+            -1,
+        )
         for index, class_name in enumerate(classes)
     ]
     if len(own) != len(classes) or sorted(order) != list(range(len(classes))):
-        theirs = f"the model's classes {', '.join(own)} are not those of {name}: {', '.join(classes)}"
-        raise InputError(f"{theirs}; use a model of that task, or set task.labels to their order in the model")
+        theirs = (
+            f"the model's classes {', '.join(own)} are not those of {name}: {', '.join(classes)}"
+        )
+        raise InputError(
+            f"{theirs}; use a model of that task, or set task.labels to their order in the model"
+        )
     return order

@@ -51,7 +51,8 @@ class SpanPrediction(NamedTuple):
     start: int
     end: int
     probability: float
-    n_best: tuple[Span, ...]  # with different texts, best first; "" among them if no answer is possible (squad2)
+    # with different texts, best first; "" among them if no answer is possible (squad2)
+    n_best: tuple[Span, ...]
     null_odds: float | None  # squad2: the score of no answer - the best span's
 
     @property
@@ -76,7 +77,10 @@ class _Candidates(NamedTuple):
 
 
 def decode_spans(
-    examples: Sequence[SquadExample], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
+    examples: Sequence[SquadExample],
+    rows: Sequence[Row],
+    outputs: Sequence[np.ndarray],
+    config: TaskConfig,
 ) -> list[SpanPrediction]:
     """Returns the prediction of each example.
 
@@ -97,10 +101,15 @@ def decode_spans(
     for block in _blocks(rows_of):
         numbers = [number for row_numbers in block for number in row_numbers]
         logits = [_finite(outputs[number]) for number in numbers]
-        candidates = _candidates([len(group) for group in block], [rows[number] for number in numbers], logits, config)
+        candidates = _candidates(
+            [len(group) for group in block], [rows[number] for number in numbers], logits, config
+        )
         position = 0
         for index, row_numbers in enumerate(block):
-            windows, position = logits[position : position + len(row_numbers)], position + len(row_numbers)
+            windows, position = (
+                logits[position : position + len(row_numbers)],
+                position + len(row_numbers),
+            )
             null = _null_logits(windows) if config.name == "squad2" else None
             indices = range(candidates.bounds[index], candidates.bounds[index + 1])
             example = examples[len(predictions)]
@@ -122,7 +131,10 @@ def _blocks(rows_of: list[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def _candidates(
-    num_windows: Sequence[int], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
+    num_windows: Sequence[int],
+    rows: Sequence[Row],
+    outputs: Sequence[np.ndarray],
+    config: TaskConfig,
 ) -> _Candidates:
     """Returns the valid spans. W windows, K = num_best.
 
@@ -158,7 +170,8 @@ def _candidates(
     window, rank_start, rank_end = np.nonzero(is_valid)
     start_logits, end_logits = best_logits[0, window, rank_start], best_logits[1, window, rank_end]
     example = np.repeat(np.arange(len(num_windows)), num_windows)[window]
-    order = np.lexsort((-(start_logits + end_logits), example))  # stable, so ties keep the order of the windows
+    # stable, so ties keep the order of the windows
+    order = np.lexsort((-(start_logits + end_logits), example))
     return _Candidates(
         starts=offsets[window, best[0, window, rank_start], 0][order].tolist(),
         ends=offsets[window, best[1, window, rank_end], 1][order].tolist(),
@@ -180,7 +193,11 @@ def _null_logits(windows: Sequence[np.ndarray]) -> tuple[float, float] | None:
 
 
 def _n_best(
-    context: str, candidates: _Candidates, indices: range, null: tuple[float, float] | None, num_best: int
+    context: str,
+    candidates: _Candidates,
+    indices: range,
+    null: tuple[float, float] | None,
+    num_best: int,
 ) -> list[Span]:
     """Returns the best candidates with different texts, and no answer if `null` has its logits.
 
@@ -208,10 +225,14 @@ def _n_best(
     highest = max((span.score for span in spans.values()), default=0.0)
     weights = [math.exp(span.score - highest) for span in spans.values()]
     total = sum(weights)
-    return [span._replace(probability=weight / total) for span, weight in zip(spans.values(), weights)]
+    return [
+        span._replace(probability=weight / total) for span, weight in zip(spans.values(), weights)
+    ]
 
 
-def _predict(id: str, spans: list[Span], null: tuple[float, float] | None, config: TaskConfig) -> SpanPrediction:
+def _predict(
+    id: str, spans: list[Span], null: tuple[float, float] | None, config: TaskConfig
+) -> SpanPrediction:
     """Returns the prediction: the best span, or "" if no answer is allowed and exceeds the threshold."""
     best = next((span for span in spans if span.text), None)
     odds = None
@@ -219,4 +240,6 @@ def _predict(id: str, spans: list[Span], null: tuple[float, float] | None, confi
         odds = sum(null) - best.score if best and null else NO_SPAN_ODDS
     none = next((span for span in spans if not span.text), Span("", 0, 0, 0.0, 0.0, 0.0))
     answer = none if best is None or (odds is not None and odds > config.null_threshold) else best
-    return SpanPrediction(id, answer.text, answer.start, answer.end, answer.probability, tuple(spans), odds)
+    return SpanPrediction(
+        id, answer.text, answer.start, answer.end, answer.probability, tuple(spans), odds
+    )

@@ -63,7 +63,10 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
         return []
     if is_tfds(path) or is_parquet(path):
         records = read_tfds(path, _TFDS_SPLITS[split]) if is_tfds(path) else read_parquet(path)
-        examples = [_columnar_question(record, path, f"example {number}") for number, record in enumerate(records)]
+        examples = [
+            _columnar_question(record, path, f"example {number}")
+            for number, record in enumerate(records)
+        ]
         return examples if split == "train" else _told_apart(examples, path)
     return read_squad_file(path)
 
@@ -81,7 +84,9 @@ def _told_apart(examples: list[SquadExample], path: str) -> list[SquadExample]:
     seen: set[str] = set()
     for example in examples:
         if example.id in seen:
-            raise InputError(f"{path}: two questions have the id {example.id!r}; predictions go by ids, so change one")
+            raise InputError(
+                f"{path}: two questions have the id {example.id!r}; predictions go by ids, so change one"
+            )
         seen.add(example.id)
     return examples
 
@@ -94,7 +99,9 @@ def parse_question(value: object, where: str) -> SquadExample:
     if isinstance(value, (list, tuple)) and len(value) == 2:
         value = {"question": value[0], "context": value[1]}
     if not isinstance(value, Mapping):
-        raise InputError(f'{where}: {shown(value)} is not like {{"question": "...", "context": "..."}}')
+        raise InputError(
+            f'{where}: {shown(value)} is not like {{"question": "...", "context": "..."}}'
+        )
     question, context = (_get(value, name, str, where, "") for name in ("question", "context"))
     return SquadExample(_id(value, where, "") if "id" in value else where, question, context)
 
@@ -106,7 +113,9 @@ def _find_place(source: str, split: str, version: str) -> str:
     """Returns the file, with its range, or the TFDS data set of a split; "" if the source does not have it."""
     any_name = False  # whether a file is taken whatever its name
     if re.match(rf"({'|'.join(_SPLITS)})=", source):
-        sources = dict(part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source))
+        sources = dict(
+            part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source)
+        )
         source, any_name = sources.get(split, ""), True
     elif "," in source and not os.path.exists(_split_range(source)[0]):
         source, any_name = _place_in_list(source, split), True
@@ -115,7 +124,9 @@ def _find_place(source: str, split: str, version: str) -> str:
     path = _split_range(source)[0]
     if path.startswith("tfds:"):
         if path != source:
-            raise InputError(f"{source}: TFDS has no ranges of articles; leave out {source[len(path) :]}")
+            raise InputError(
+                f"{source}: TFDS has no ranges of articles; leave out {source[len(path) :]}"
+            )
         return path if split in _TFDS_SPLITS else ""
     if urls.is_remote(path) and not re.search(r"\.(json|parquet)(\.gz|\.zst)?$", path):
         return find_split_file(path, split)
@@ -131,23 +142,39 @@ def _place_in_list(source: str, split: str) -> str:
     Raises: InputError if it is not such a list.
     """
     parts = files.split_places(source)
-    if len(parts) > len(_SPLITS) or not all(parts) or any(re.match(r"(train|dev|test)=", part) for part in parts):
-        raise InputError(f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE")
+    if (
+        len(parts) > len(_SPLITS)
+        or not all(parts)
+        or any(re.match(r"(train|dev|test)=", part) for part in parts)
+    ):
+        raise InputError(
+            f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE"
+        )
     return next((part for name, part in zip(_SPLITS, parts) if name == split), "")
 
 
 def _find_in_directory(directory: str, split: str, version: str) -> str:
     names = sorted(Path(name).name for name in glob.glob(f"{glob.escape(directory)}/*.json*"))
-    named = [name for name in names if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)]
+    named = [
+        name
+        for name in names
+        if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)
+    ]
     of_version = [name for name in named if f"v{version}" in name]
-    named = of_version or [name for name in named if not re.search(r"v[12]\.\d", name) or not version]
+    named = of_version or [
+        name for name in named if not re.search(r"v[12]\.\d", name) or not version
+    ]
     if not names and glob.glob(f"{glob.escape(directory)}/*.parquet"):
         return find_split_file(directory, split)
     if len(named) > 1:
-        raise InputError(f"{directory} holds {', '.join(named)}; give the one to take: {split}={directory}/{named[0]}")
+        raise InputError(
+            f"{directory} holds {', '.join(named)}; give the one to take: {split}={directory}/{named[0]}"
+        )
     if not named and not any(name.startswith(_SPLITS) for name in names):
         but = f" but {', '.join(names)}" if names else ""
-        raise InputError(f"{directory} holds no file train*.json or dev*.json{but}; give train=FILE,dev=FILE")
+        raise InputError(
+            f"{directory} holds no file train*.json or dev*.json{but}; give train=FILE,dev=FILE"
+        )
     return f"{directory}/{named[0]}" if named else ""
 
 
@@ -166,21 +193,32 @@ def _split_range(source: str) -> tuple[str, slice]:
 def _read_articles(articles: list, wanted: slice, path: str) -> Iterator[SquadExample]:
     for number in range(len(articles))[wanted]:
         article = f"data[{number}]"
-        for index, paragraph in enumerate(_get(articles[number], "paragraphs", list, path, article)):
+        for index, paragraph in enumerate(
+            _get(articles[number], "paragraphs", list, path, article)
+        ):
             location = f"{article}.paragraphs[{index}]"
             context = _get(paragraph, "context", str, path, location)
             for position, question in enumerate(_get(paragraph, "qas", list, path, location)):
                 yield _read_question(question, context, path, f"{location}.qas[{position}]")
 
 
-def _read_question(value: Mapping[str, object], context: str, path: str, location: str) -> SquadExample:
+def _read_question(
+    value: Mapping[str, object], context: str, path: str, location: str
+) -> SquadExample:
     question = _get(value, "question", str, path, location)
     answers = []
     if value.get("answers") is not None:  # a test set has none
         for number, answer in enumerate(_get(value, "answers", list, path, location)):
             here = f"{location}.answers[{number}]"
-            answers.append(Answer(_get(answer, "text", str, path, here), _get(answer, "answer_start", int, path, here)))
-    impossible = _get(value, "is_impossible", bool, path, location) if "is_impossible" in value else False
+            answers.append(
+                Answer(
+                    _get(answer, "text", str, path, here),
+                    _get(answer, "answer_start", int, path, here),
+                )
+            )
+    impossible = (
+        _get(value, "is_impossible", bool, path, location) if "is_impossible" in value else False
+    )
     return SquadExample(_id(value, path, location), question, context, tuple(answers), impossible)
 
 
@@ -192,7 +230,9 @@ def _get(value: object, name: str, kind: type[Kind], path: str, location: str) -
     """Returns `value[name]` if it is of the kind. Raises: InputError with the location."""
     where = f"{path}, {location}" if location else path
     if not isinstance(value, Mapping) or name not in value:
-        raise InputError(f"{where} is {shown(value)}, not an object with {name!r}; give data in SQuAD's format")
+        raise InputError(
+            f"{where} is {shown(value)}, not an object with {name!r}; give data in SQuAD's format"
+        )
     item = value[name]
     if not isinstance(item, kind) or (kind is int and isinstance(item, bool)):
         raise InputError(f"{where}: {name!r} is {shown(item)}, not {_KINDS[kind]}; correct it")
@@ -215,7 +255,12 @@ def _columnar_question(record: Mapping[str, Any], path: str, location: str) -> S
     answers = values.get("answers") or []
     if not isinstance(answers, list):  # of objects, as in JSON
         columns = (_get(answers, name, list, path, location) for name in ("text", "answer_start"))
-        answers = [dict(zip(("text", "answer_start"), answer)) for answer in itertools.zip_longest(*columns)]
-    values["is_impossible"] = bool(values["is_impossible"]) or ("is_impossible" not in record and not answers)
+        answers = [
+            dict(zip(("text", "answer_start"), answer))
+            for answer in itertools.zip_longest(*columns)
+        ]
+    values["is_impossible"] = bool(values["is_impossible"]) or (
+        "is_impossible" not in record and not answers
+    )
     context = _get(values, "context", str, path, location)
     return _read_question({**values, "answers": answers}, context, path, location)

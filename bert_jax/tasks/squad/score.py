@@ -42,7 +42,11 @@ def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> 
     check_answered(examples)
     exact, f1 = _raw_scores(examples, texts, no_answers=False)
     total = len(examples)
-    return {"exact_match": _percent(exact.sum(), total), "f1": _percent(f1.sum(), total), "total": total}
+    return {
+        "exact_match": _percent(exact.sum(), total),
+        "f1": _percent(f1.sum(), total),
+        "total": total,
+    }
 
 
 def check_answered(examples: Sequence[SquadExample]) -> None:
@@ -73,19 +77,29 @@ def score_squad2(
     all_odds = np.array([0.0 if odds is None else odds[example.id] for example in examples], float)
     shown = [np.where(all_odds > threshold, ~answered, scores) for scores in (exact, f1)]
     scores: dict[str, float] = {}
-    for name, chosen in {"": np.ones_like(answered), "HasAns_": answered, "NoAns_": ~answered}.items():
+    for name, chosen in {
+        "": np.ones_like(answered),
+        "HasAns_": answered,
+        "NoAns_": ~answered,
+    }.items():
         if chosen.any() or not name:
             total = int(chosen.sum())
-            scores[f"{name}exact"], scores[f"{name}f1"] = (_percent(values[chosen].sum(), total) for values in shown)
+            scores[f"{name}exact"], scores[f"{name}f1"] = (
+                _percent(values[chosen].sum(), total) for values in shown
+            )
             scores[f"{name}total"] = total
     if odds is not None:
         silent = np.array([not texts.get(example.id) for example in examples], bool)
         for name, values in {"exact": exact, "f1": f1}.items():
-            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = find_threshold(values, all_odds, answered, silent)
+            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = find_threshold(
+                values, all_odds, answered, silent
+            )
     return scores
 
 
-def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, silent: np.ndarray) -> Threshold:
+def find_threshold(
+    scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, silent: np.ndarray
+) -> Threshold:
     """Returns the best score in percent over all thresholds on the odds.
 
     Args:
@@ -99,7 +113,9 @@ def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, s
     gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))[order]
     totals = np.cumsum(np.concatenate([[float(np.sum(~answered))], gains]))
     best = int(np.argmax(totals))
-    return Threshold(_percent(totals[best], len(scores)), float(odds[order[best - 1]]) if best else 0.0)
+    return Threshold(
+        _percent(totals[best], len(scores)), float(odds[order[best - 1]]) if best else 0.0
+    )
 
 
 def find_usable_threshold(
@@ -125,7 +141,10 @@ def find_usable_threshold(
     totals = np.cumsum(np.concatenate([[float(np.sum(null_f1))], (f1 - null_f1)[order]]))
     can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
     best = int(np.argmax(np.where(can_end, totals, -np.inf)))
-    return Threshold(_percent(totals[best], len(examples)), float(ordered[best - 1] if best else ordered[0] - 1.0))
+    return Threshold(
+        _percent(totals[best], len(examples)),
+        float(ordered[best - 1] if best else ordered[0] - 1.0),
+    )
 
 
 def score_files(
@@ -146,15 +165,25 @@ def score_files(
         raise InputError(f"{data} holds no question; give a file that has some")
     texts = _read_object(predictions, (str,), "a text, the answer to that question")
     if odds and name != "squad2":
-        raise InputError(f"{odds}: {name} has no odds of no answer; leave out --na_prob_file, or use --task=squad2")
+        raise InputError(
+            f"{odds}: {name} has no odds of no answer; leave out --na_prob_file, or use --task=squad2"
+        )
     missing = sum(example.id not in texts for example in examples)
     if missing == len(examples):
-        raise InputError(f"{predictions} has none of the {missing} questions of {data}; give predictions on that file")
+        raise InputError(
+            f"{predictions} has none of the {missing} questions of {data}; give predictions on that file"
+        )
     if name == "squad1":
         return score_squad1(examples, texts), missing
-    numbers = _read_object(odds, (int, float), "a finite number, the odds of no answer") if odds else None
-    if numbers is not None and (without := [example.id for example in examples if example.id not in numbers]):
-        raise InputError(f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}")
+    numbers = (
+        _read_object(odds, (int, float), "a finite number, the odds of no answer") if odds else None
+    )
+    if numbers is not None and (
+        without := [example.id for example in examples if example.id not in numbers]
+    ):
+        raise InputError(
+            f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}"
+        )
     return score_squad2(examples, texts, numbers, threshold), missing
 
 
@@ -163,9 +192,13 @@ def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> JsonObject
     if not isinstance(values, dict):
         raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")
     for key, value in values.items():
-        finite = isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max)
+        finite = isinstance(value, str) or (
+            isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+        )
         if not isinstance(value, kinds) or isinstance(value, bool) or not finite:
-            raise InputError(f"{path}: the value of {key!r} is {str(value)[:60]!r}, not {meaning}; correct it")
+            raise InputError(
+                f"{path}: the value of {key!r} is {str(value)[:60]!r}, not {meaning}; correct it"
+            )
     return values
 
 

@@ -19,7 +19,12 @@ from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Rows, Task, choose_metric
 from bert_jax.tasks.squad.decode import Span, SpanPrediction, decode_spans
 from bert_jax.tasks.squad.read import SquadExample, parse_question, read_squad
-from bert_jax.tasks.squad.score import check_answered, find_usable_threshold, score_squad1, score_squad2
+from bert_jax.tasks.squad.score import (
+    check_answered,
+    find_usable_threshold,
+    score_squad1,
+    score_squad2,
+)
 from bert_jax.tasks.squad.windows import make_squad_rows
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -44,10 +49,14 @@ class SquadTask(Task):
         room = config.max_seq_length - config.max_query_length - 3
         if room < 1:
             question = f"a question may have task.max_query_length {config.max_query_length} tokens, and 3 are special"
-            raise InputError(f"task.max_seq_length {config.max_seq_length} leaves no room for the context: {question}")
+            raise InputError(
+                f"task.max_seq_length {config.max_seq_length} leaves no room for the context: {question}"
+            )
         self.has_no_answers = config.name == "squad2"
         if self.has_no_answers and config.num_best < 2:
-            raise InputError(f"task.num_best {config.num_best} has no room for an answer beside none; use 20")
+            raise InputError(
+                f"task.num_best {config.num_best} has no room for an answer beside none; use 20"
+            )
         self.metric = choose_metric(config, _METRICS[config.name])
 
     def read(self, source: str, split: str) -> list[SquadExample]:
@@ -59,7 +68,9 @@ class SquadTask(Task):
     def parse(self, value: object, where: str) -> SquadExample:
         return parse_question(value, where)
 
-    def make_rows(self, examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self, examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool
+    ) -> Rows:
         return make_squad_rows(examples, tokenizer, training, self.config)
 
     def decode(
@@ -67,7 +78,9 @@ class SquadTask(Task):
     ) -> list[SpanPrediction]:
         return decode_spans(examples, rows, outputs, self.config)
 
-    def score(self, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]
+    ) -> dict[str, float]:
         """Returns exact_match and f1 in percent; of squad2 at the threshold of the predictions, and the best over all.
 
         best_exact, best_f1 and their thresholds are found with the best span for every question, as the official script
@@ -81,7 +94,9 @@ class SquadTask(Task):
         best = score_squad2(examples, *_spans_and_odds(predictions), threshold=np.inf)
         scores |= {name: value for name, value in best.items() if name.startswith("best_")}
         scores = {"exact_match": scores.pop("exact"), **scores}
-        return {name: value for name, value in scores.items() if not name.endswith("total")} | _no_span(predictions)
+        return {
+            name: value for name, value in scores.items() if not name.endswith("total")
+        } | _no_span(predictions)
 
     def show(self, prediction: SpanPrediction) -> dict[str, object]:
         """Returns a prediction as JSON values; `start` and `end` are null for no answer."""
@@ -103,14 +118,18 @@ class SquadTask(Task):
         names = ("text", "probability", "start_logit", "end_logit")
         n_best = {}
         for prediction in predictions:
-            n_best[prediction.id] = [{name: getattr(span, name) for name in names} for span in prediction.n_best]
+            n_best[prediction.id] = [
+                {name: getattr(span, name) for name in names} for span in prediction.n_best
+            ]
         _write(directory / f"{prefix}predictions.json", _texts(predictions))
         _write(directory / f"{prefix}nbest_predictions.json", n_best)
         odds = {pred.id: pred.null_odds for pred in predictions if pred.null_odds is not None}
         if odds:
             _write(directory / f"{prefix}null_odds.json", odds)
 
-    def tune(self, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> TaskConfig:
+    def tune(
+        self, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]
+    ) -> TaskConfig:
         """Returns the settings with the best threshold of no answer, if there may be none."""
         if not self.has_no_answers:
             return self.config
@@ -127,9 +146,14 @@ def _texts(predictions: Sequence[SpanPrediction]) -> dict[str, str]:
     return {prediction.id: prediction.text for prediction in predictions}
 
 
-def _spans_and_odds(predictions: Sequence[SpanPrediction]) -> tuple[dict[str, str], dict[str, float]]:
+def _spans_and_odds(
+    predictions: Sequence[SpanPrediction],
+) -> tuple[dict[str, str], dict[str, float]]:
     """Returns the best span of each question at any threshold, and the odds of no answer."""
-    spans = {prediction.id: best.text if (best := prediction.best_span) else "" for prediction in predictions}
+    spans = {
+        prediction.id: best.text if (best := prediction.best_span) else ""
+        for prediction in predictions
+    }
     return spans, {prediction.id: prediction.null_odds or 0.0 for prediction in predictions}
 
 

@@ -20,7 +20,9 @@ from bert_jax.tasks.squad.read import SquadExample
 from bert_jax.text.tokenizer import Tokenizer
 
 
-def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool, config: TaskConfig) -> Rows:
+def make_squad_rows(
+    examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool, config: TaskConfig
+) -> Rows:
     """Returns a row for each window of each example's context, with a `Window` as its detail.
 
     Labels: in training the positions of the answer's first and last token in the row; (0, 0), that is [CLS], in a
@@ -47,9 +49,15 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
         counts[CUT_QUESTIONS] += len(question) > config.max_query_length
         head = [tokenizer.cls_id, *question[: config.max_query_length], *tokenizer.between]
         num_rows = len(rows)
-        for start, end, is_max_context in _windows(len(context_ids), config.max_seq_length - len(head) - 1, config):
-            token_ids = np.concatenate([head, context_ids[start:end], [tokenizer.sep_id]]).astype(np.int32)
-            type_ids = (np.arange(len(token_ids)) >= len(head)).astype(np.uint8) * tokenizer.template.second_type
+        for start, end, is_max_context in _windows(
+            len(context_ids), config.max_seq_length - len(head) - 1, config
+        ):
+            token_ids = np.concatenate([head, context_ids[start:end], [tokenizer.sep_id]]).astype(
+                np.int32
+            )
+            type_ids = (np.arange(len(token_ids)) >= len(head)).astype(
+                np.uint8
+            ) * tokenizer.template.second_type
             label = None
             if answer is not None:
                 first, last = answer
@@ -62,7 +70,9 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
     return Rows(rows, {name: count for name, count in counts.items() if count})
 
 
-def _windows(num_tokens: int, room: int, config: TaskConfig) -> Iterator[tuple[int, int, np.ndarray]]:
+def _windows(
+    num_tokens: int, room: int, config: TaskConfig
+) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yields start and end of each window, and for each of its tokens whether this is the window with its most context.
 
     A token in several windows belongs to the one where the smaller side of its context is largest; a longer window
