@@ -202,6 +202,7 @@ def _bench_of_model(config: PretrainConfig) -> "Bench":
     from benchmarks import contenders as bench
     from bert_jax.tokenizing import load_tokenizer
 
+    config = bench.chosen(config)
     precisions = PRECISIONS.value or [config.model.compute_dtype]
     steps, size = STEPS.value or 8, config.data.batch_size
     if WHAT.value == "train":

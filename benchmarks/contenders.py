@@ -49,6 +49,7 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict_split
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
+from bert_jax.training.choices import choose_precision
 from bert_jax.training.phases import resolve
 from bert_jax.training.program import Program
 from bert_jax.training.step import abstract_state, init_state
@@ -95,6 +96,14 @@ class Counts:
 # Training
 
 
+def chosen(config: PretrainConfig) -> PretrainConfig:
+    """Returns settings with the precision and attention of this device where they are open, and nothing recomputed."""
+    config = choose_precision(config, jax.devices()[0])
+    if config.model.remat != "auto":
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat="none"))
+
+
 def train(
     config: PretrainConfig,
     length: int,
@@ -116,7 +125,7 @@ def train(
         resolved = resolve(config, [dataset], tokenizer)
         ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
     config = phases_of(resolved)[0].config
-    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.microbatches))
     size = config.data.batch_size
 
     def objective_of(model: ModelConfig) -> Objective:
@@ -173,10 +182,10 @@ def finetune(
     """
     mesh = make_mesh(config.mesh)
     size = config.data.batch_size
-    check_divisible(mesh, config.model, (size, config.train.accumulate))
+    check_divisible(mesh, config.model, (size, config.train.microbatches))
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
     data = FinetuneDataConfig(batch_size=size, seed=config.data.seed)
-    group = row_group(mesh, config.train.accumulate)
+    group = row_group(mesh, config.train.microbatches)
     batching = choose_batching(
         rows, data, config.model, group, "auto" if task.head.can_be_packed else "off", steps
     )

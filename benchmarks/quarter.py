@@ -174,7 +174,7 @@ def _recipe(size: str, tiny: bool) -> PretrainConfig:
     """Returns the settings of `configs/pretrain.py` for a size such as "base" or "modern,base"."""
     if tiny:
         size = size.replace("base", "mini").replace("large", "mini") if "modern" in size else "tiny"
-    config = from_dict(PretrainConfig, get_config(size).to_dict())
+    config = contenders.chosen(from_dict(PretrainConfig, get_config(size).to_dict()))
     vocab_size = 300 if tiny else config.model.vocab_size or 30_522
     model = dataclasses.replace(config.model, attention="fused", vocab_size=vocab_size)
     return dataclasses.replace(config, model=model)

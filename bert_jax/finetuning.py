@@ -4,9 +4,11 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 
 from jax.sharding import Mesh
 
+from bert_jax.batch import RowShape
 from bert_jax.batches.examples import Batching, choose_batching, train_batches
 from bert_jax.batches.order import steps_per_epoch
 from bert_jax.batches.shapes import row_group
@@ -43,6 +45,14 @@ from bert_jax.tasks.results import (
     describe_task,
     summarise,
 )
+from bert_jax.training.choices import (
+    Batches,
+    as_begun,
+    choose_memory,
+    choose_precision,
+    describe_choices,
+    memory_of,
+)
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import describe_devices, describe_model
 from bert_jax.training.run import open_run
@@ -76,9 +86,10 @@ def finetune(
         raise InputError(
             "sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep"
         )
-    inputs = open_task(config, Own(task, head))
-    start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     mesh = make_mesh(config.mesh, devices)
+    config = choose_precision(as_begun(config, workdir), mesh.devices.flat[0])
+    inputs = fit_into_memory(open_task(config, Own(task, head)), mesh, memory_of(mesh))
+    start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     training, infer = describe_finetuning(inputs, start, mesh, workdir)
     config, made, data, train = inputs.config, inputs.task, inputs.data, inputs.train
 
@@ -129,6 +140,28 @@ def finetune(
             for line in summarise(workdir, made, best_step, epoch_steps, constant):
                 run.reporter.message(line)
     return outcome
+
+
+def fit_into_memory(inputs: TaskInputs, mesh: Mesh, limit: float) -> TaskInputs:
+    """Returns the inputs with the rematerialization and the microbatches that fit into `limit` bytes of a device."""
+    config, model, train, task = inputs.config, inputs.model, inputs.train, inputs.task
+    row = RowShape(config.task.max_seq_length, sequences=1, predictions=0, bytes=0)
+    batches = Batches(config.data.batch_size, config.train.accumulate, row)
+    # its shapes do not depend on what is computed again
+    keeps_all = dataclasses.replace(model, remat="none")
+    objective = task_objective(keeps_all, task.head, task.num_outputs, config.teacher)
+    state = partial(abstract_state, objective, config.optimizer, train, mesh)
+    remat, (count,) = choose_memory(model, [batches], mesh.shape, state, limit)
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, remat=remat),
+        train=dataclasses.replace(config.train, accumulate=count),
+    )
+    return inputs._replace(
+        config=config,
+        model=dataclasses.replace(model, remat=remat),
+        train=dataclasses.replace(train, accumulate=count),
+    )
 
 
 def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
@@ -231,7 +264,12 @@ def describe_finetuning(
             "packed": batching.shape is not None,
         },
         trained_model,
-        [*lines, describe_model(model, abstract.params), describe_devices(mesh)],
+        [
+            *lines,
+            describe_model(model, abstract.params),
+            describe_devices(mesh),
+            describe_choices(config),
+        ],
         lambda start: describe_start(config, start or inputs.start),
         [(config.task.name, {"splits": splits})],
         compared(start, data) if this_job().is_several else {},

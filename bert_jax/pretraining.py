@@ -15,6 +15,7 @@ from bert_jax.model.objective import Params
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, to_place
+from bert_jax.training.choices import as_begun, choose_precision, describe_choices
 from bert_jax.training.describe import (
     describe_devices,
     describe_model,
@@ -44,8 +45,9 @@ def pretrain(
     """
     workdir, started = to_place(workdir), started or time.time()
     config.validate()
-    corpora = open_corpora(config)
     mesh = make_mesh(config.mesh, devices)
+    config = choose_precision(as_begun(config, workdir), mesh.devices.flat[0])
+    corpora = open_corpora(config, mesh)
     training = describe_pretraining(corpora, mesh)
     objective, params = training.stages[0].objective, training.abstract.params
     load = partial(load_start, corpora.config, objective, training.tokenizer, params)
@@ -83,7 +85,12 @@ def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
             "row_lengths": [opened.dataset.row_length for opened in phases],
         },
         trained_model,
-        [*lines, describe_model(config.model, abstract.params), describe_devices(mesh)],
+        [
+            *lines,
+            describe_model(config.model, abstract.params),
+            describe_devices(mesh),
+            describe_choices(config),
+        ],
         partial(describe_start, config),
         [
             (path.rstrip("/").rpartition("/")[2], opened.dataset.manifest)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+
 from bert_jax.checkpoints.states import find_damage
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices
@@ -23,6 +25,7 @@ from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.catalog import USUAL, Own
 from bert_jax.tasks.prepare import completed
 from bert_jax.tasks.results import FinetuneResult, read_results, table
+from bert_jax.training.choices import as_begun, choose_precision
 from bert_jax.training.workdir import check_workdir, common, locked, read_identity, settings_of
 
 
@@ -78,6 +81,7 @@ def sweep(
     """
     workdir = to_place(workdir)
     config.validate()
+    config = choose_precision(as_begun(config, workdir), (devices or jax.devices())[0])
     identity = {"dataset": None, "run": without_secrets(to_dict(config))}
     check_workdir(workdir, identity, config, ("sweep",))
     this_job().check_same(common(workdir, identity))

@@ -20,7 +20,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from bert_jax.errors import InputError
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
 
@@ -45,7 +45,7 @@ def get_config(argument: str = "bert") -> ConfigDict:
     if name not in ABLATIONS:
         raise InputError(f"there is no ablation {name!r}; they are {', '.join(ABLATIONS)}")
     config = PretrainConfig(
-        model=dataclasses.replace(model_size(size or "base"), causal=name == "ltr"),
+        model=dataclasses.replace(model_of_run(size or "base"), causal=name == "ltr"),
         masking=MASKS.get(name, MaskingConfig()),
         train=TrainConfig(next_sentence=name not in ("no_nsp", "ltr")),
     )

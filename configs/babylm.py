@@ -17,7 +17,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -36,7 +36,7 @@ def get_config(size: str = "small") -> ConfigDict:
     """Returns the configuration for a model size."""
     config = PretrainConfig(
         model=dataclasses.replace(
-            model_size(size), hidden_dropout_rate=0.0, attention_dropout_rate=0.0
+            model_of_run(size), hidden_dropout_rate=0.0, attention_dropout_rate=0.0
         ),
         data=DataConfig(batch_size=64),
         masking=MaskingConfig(rate=0.2),

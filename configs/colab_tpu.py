@@ -16,7 +16,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -31,8 +31,7 @@ from bert_jax.settings.rules import to_dict
 def get_config(size: str = "small") -> ConfigDict:
     """Returns the configuration for a model size."""
     model = dataclasses.replace(
-        model_size(size),
-        compute_dtype="bfloat16",
+        model_of_run(size),
         hidden_dropout_rate=0.0,
         attention_dropout_rate=0.0,
     )

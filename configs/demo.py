@@ -14,7 +14,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -30,7 +30,7 @@ from bert_jax.settings.rules import to_dict
 def get_config() -> ConfigDict:
     """Returns the configuration of the demo."""
     model = dataclasses.replace(
-        model_size("tiny"),
+        model_of_run("tiny"),
         hidden_dropout_rate=0.0,
         attention_dropout_rate=0.0,
         initializer_stddev=0.08,

@@ -3,9 +3,8 @@
 
 Command:   bert_jax train --config=lamb:large --config.data.path=DIR128 --config.phase2.path=DIR512
                --workdir=DIR
-           (train.accumulate and phase2.accumulate divide a batch into microbatches of 1,024 and 256 rows: with 64
-           devices, 16 and 4 rows per device; choose them so that a microbatch is a multiple of the number of devices
-           and fits in memory. To run only the first phase: --config.phase2.num_steps=0)
+           (each batch is divided into as few microbatches as fit into the memory of a device. To run only the first
+           phase: --config.phase2.num_steps=0)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10, and the same with 512
 Hardware:  NVIDIA reports, in float16 with AMP, 580 sequences/s of 128 tokens on one A100-80 and 4,591 on eight, and 210
            and 1,657 of 512 tokens: 461 M and 51 M sequences take 28 and 9 hours on eight. A step on eight takes 14 s in
@@ -18,11 +17,9 @@ Source:    You et al. 2019, arXiv 1904.00962; NVIDIA DeepLearningExamples, BERT 
            ratio for parameters without weight decay. bfloat16 replaces their float16
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -38,7 +35,7 @@ from bert_jax.settings.rules import to_dict
 def get_config(size: str = "large") -> ConfigDict:
     """Returns the configuration for a model size."""
     config = PretrainConfig(
-        model=dataclasses.replace(model_size(size), compute_dtype="bfloat16"),
+        model=model_of_run(size),
         data=DataConfig(batch_size=65_536),
         optimizer=OptimizerConfig(
             name="lamb",
@@ -48,11 +45,10 @@ def get_config(size: str = "large") -> ConfigDict:
             decay_power=0.5,
             bias_correction=True,
         ),
-        train=TrainConfig(num_steps=7_038, accumulate=64),
+        train=TrainConfig(num_steps=7_038),
         phase2=Phase2Config(
             num_steps=1_563,
             batch_size=32_768,
-            accumulate=128,
             max_predictions=80,
             learning_rate=4e-3,
             warmup_rate=0.128,

@@ -15,7 +15,7 @@ Source:    Turc et al. 2019, arXiv 1908.08962; README of google-research/bert, "
 from ml_collections import ConfigDict
 
 from bert_jax.errors import InputError
-from bert_jax.settings.model import MINIATURES, model_size
+from bert_jax.settings.model import MINIATURES, model_of_run
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 
@@ -24,4 +24,4 @@ def get_config(size: str = "L4_H256") -> ConfigDict:
     """Returns the configuration of a miniature, by its layers and its width."""
     if size not in MINIATURES:
         raise InputError(f"there is no miniature {size!r}; they are {', '.join(MINIATURES)}")
-    return ConfigDict(to_dict(PretrainConfig(model=model_size(size))))
+    return ConfigDict(to_dict(PretrainConfig(model=model_of_run(size))))

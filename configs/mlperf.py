@@ -17,11 +17,9 @@ Source:    mlcommons BERT reference: 512 tokens, 76 predictions, the target and 
            correction is that of You et al. 2019, algorithm 2
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -37,7 +35,7 @@ from bert_jax.settings.rules import to_dict
 def get_config(size: str = "large") -> ConfigDict:
     """Returns the configuration for a model size; MLPerf's is large."""
     config = PretrainConfig(
-        model=dataclasses.replace(model_size(size), compute_dtype="bfloat16"),
+        model=model_of_run(size),
         data=DataConfig(batch_size=384),
         masking=MaskingConfig(max_predictions=76),
         optimizer=OptimizerConfig(

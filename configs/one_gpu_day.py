@@ -2,7 +2,7 @@
 """BERT-Base in a day on one GPU: batches of 4,096, a high learning rate, more masks, no next sentence prediction.
 
 Command:   bert_jax train --config=one_gpu_day --config.data.path=DIR --workdir=DIR
-           (if it runs out of memory: --config.train.accumulate=32; with memory to spare: 8)
+           (a batch is divided into as few microbatches as fit; --config.train.accumulate=32 sets their number)
 Data:      prepare_corpus --max_seq_length=128 --next_sentence=none --duplicates=1 on ten gigabytes of text or more:
            102 M sequences are 13 billion tokens, and masks are drawn anew in each pass
 Hardware:  one A100, H100 or H200; 7 x 10^10 FLOP per sequence (flops.py) are 7 x 10^18 in all, a day at 86 TFLOP/s:
@@ -18,7 +18,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -34,9 +34,7 @@ from bert_jax.settings.rules import to_dict
 def get_config(size: str = "base") -> ConfigDict:
     """Returns the configuration for a model size."""
     config = PretrainConfig(
-        model=dataclasses.replace(
-            model_size(size), compute_dtype="bfloat16", attention_dropout_rate=0.0
-        ),
+        model=dataclasses.replace(model_of_run(size), attention_dropout_rate=0.0),
         data=DataConfig(batch_size=4_096),
         masking=MaskingConfig(rate=0.3, max_predictions=40),
         optimizer=OptimizerConfig(
@@ -46,7 +44,7 @@ def get_config(size: str = "base") -> ConfigDict:
             weight_decay=0.02,
             bias_correction=True,
         ),
-        train=TrainConfig(num_steps=25_000, accumulate=16, next_sentence=False),
+        train=TrainConfig(num_steps=25_000, next_sentence=False),
         eval=EvalConfig(every_steps=1_000),
         checkpoint=CheckpointConfig(every_steps=500),
     )

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from bert_jax.errors import InputError
-from bert_jax.settings.model import model_size
+from bert_jax.settings.model import model_of_run
 from bert_jax.settings.pretraining import (
     DataConfig,
     MaskingConfig,
@@ -77,7 +77,7 @@ def modern_config(size: str, phases: bool) -> PretrainConfig:
         warmup_steps=0,
     )
     return PretrainConfig(
-        model=dataclasses.replace(model_size(f"modernbert-{size}"), attention="fused"),
+        model=model_of_run(f"modernbert-{size}"),
         data=DataConfig(batch_size=run.batch_size),
         masking=MaskingConfig(rate=0.3),
         optimizer=OptimizerConfig(
@@ -114,7 +114,7 @@ def get_config(argument: str = "base") -> ConfigDict:
         raise InputError(
             f"{phase!r} of {argument!r} is not a phase; use {size},phase=1 or {size},phase=2, or {size},phases for both"
         )
-    config = PretrainConfig(model=model_size(size))
+    config = PretrainConfig(model=model_of_run(size))
     if phase == "phases":
         config = dataclasses.replace(
             config,

@@ -2,6 +2,7 @@
 """The table of accelerators, with figures from their data sheets."""
 
 from dataclasses import dataclass
+from typing import Any
 
 GIB = 2**30
 GPUS_PER_HOST = 8
@@ -97,3 +98,14 @@ def peak_flops(device_kind: str, dtype: str) -> float:
         if f"{device_kind} ".startswith((f"{chip.device_kind} ", f"{chip.device_kind}-")):
             return chip.bfloat16 if dtype == "bfloat16" else chip.float32
     return 0.0
+
+
+def multiplies_faster_in_bfloat16(device: Any) -> bool:
+    """Returns whether a device has units for bfloat16: TPUs, and NVIDIA's GPUs from Ampere on."""
+    if device.platform == "tpu":
+        return True
+    if device.platform not in ("gpu", "cuda"):
+        return False
+    # A number for NVIDIA's, as 8.0 for Ampere; others have names.
+    major = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return major.isdigit() and int(major) >= 8

@@ -34,12 +34,17 @@ from bert_jax.plan.hbm import moved_bytes
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import DataConfig, ResolvedConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
+from bert_jax.training.choices import Batches, choose_memory, choose_precision
 from bert_jax.training.memory import estimate_memory, memory_problem, shard_bytes
 from bert_jax.training.program import Program
 from bert_jax.training.step import TrainState, abstract_state
 
 # of its memory, for the program's arrays; the rest is the runtime's and the libraries'
 USABLE_OF_GPU = 0.92
+# JAX takes this share at its start (XLA_PYTHON_CLIENT_MEM_FRACTION)
+GIVEN_OF_GPU = 0.75
+# JAX takes so much at its start (XLA_PYTHON_CLIENT_MEM_FRACTION).
+GIVEN_OF_GPU = 0.75
 
 TOPOLOGIES = (
     *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
@@ -125,7 +130,32 @@ def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan
         raise InputError(
             f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}"
         )
-    return _plan_by_compiler(config, topology, row, *planned_devices(topology, config.mesh.dcn))
+    devices, version = planned_devices(topology, config.mesh.dcn)
+    limit = memory_of_chip(topology)
+    config = _as_run_there(config, make_mesh(config.mesh, devices), limit, row)
+    return _plan_by_compiler(config, topology, row, devices, version)
+
+
+def memory_of_chip(topology: str) -> float:
+    """Returns the bytes of a device of the topology that JAX gives to programs, as a run would find them."""
+    chip = (TPUS | GPUS)[topology.partition(":")[0]]
+    return chip.hbm_bytes * (1.0 if chip.is_tpu else GIVEN_OF_GPU)
+
+
+def _as_run_there(config: ResolvedConfig, mesh: Mesh, limit: float, row: Rows) -> ResolvedConfig:
+    """Returns the settings with what a run on these devices would choose, where they leave it open."""
+    config = ResolvedConfig(choose_precision(config, mesh.devices.flat[0]))
+    model = dataclasses.replace(config.model, remat="none")
+    keeps_all = ResolvedConfig(dataclasses.replace(config, model=model))
+    shape = _objective(keeps_all, mesh, row).row_shape(_batch(row))
+    batches = Batches(config.data.batch_size, config.train.accumulate, shape)
+    state = functools.partial(_state, keeps_all, mesh, row)
+    remat, (count,) = choose_memory(config.model, [batches], mesh.shape, state, limit)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, remat=remat),
+        train=dataclasses.replace(config.train, accumulate=count),
+    )
 
 
 def planned_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
@@ -161,7 +191,7 @@ def _plan_by_compiler(
     chip = (TPUS | GPUS)[topology.partition(":")[0]]
     mesh = make_mesh(config.mesh, devices)
     sizes = dict(mesh.shape)
-    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.microbatches))
     state = _state(config, mesh, row)
     shape = _objective(config, mesh, row).row_shape(_batch(row))
     needs = model_flops(config, mesh.size, shape)
@@ -173,7 +203,14 @@ def _plan_by_compiler(
         "batch_size": config.data.batch_size,
         "row_length": shape.length,
         "predictions": shape.predictions,
-        "estimate": estimate_memory(config, state, sizes, shape),
+        "estimate": estimate_memory(
+            config.model,
+            config.data.batch_size,
+            config.train.microbatches,
+            state,
+            sizes,
+            shape,
+        ),
         "model_flops": needs,
         "source": version,
     }
@@ -226,7 +263,9 @@ def _plan_by_compiler(
 def estimated_bytes(config: ResolvedConfig, mesh: Mesh, row: Rows) -> int:
     """Returns the bytes of a step on each chip by arithmetic, before anything is compiled."""
     shape = _objective(config, mesh, row).row_shape(_batch(row))
-    return estimate_memory(config, _state(config, mesh, row), dict(mesh.shape), shape)["total"]
+    sizes = config.data.batch_size, config.train.microbatches
+    state = _state(config, mesh, row)
+    return estimate_memory(config.model, *sizes, state, mesh.shape, shape)["total"]
 
 
 def model_flops(config: ResolvedConfig, num_chips: int, row: RowShape) -> float:

@@ -14,6 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.plan.planner import Plan, estimated_bytes, plan, planned_devices, row_of
 from bert_jax.settings.pretraining import MeshConfig, ResolvedConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.training.choices import choose_precision
 
 BEST = 3  # plans that fit as compiled, after which a search ends
 MOST_COMPILED = 8  # programs, each of which takes minutes
@@ -47,6 +48,7 @@ def search(
     row = row_of(config) if row is None else row
     devices, _ = planned_devices(topology, config.mesh.dcn)
     hbm_bytes = (TPUS | GPUS)[topology.partition(":")[0]].hbm_bytes
+    config = ResolvedConfig(choose_precision(config, devices[0]))
     candidates: list[_Candidate] = []
     for mesh in meshes(len(devices), config.mesh.dcn):
         try:

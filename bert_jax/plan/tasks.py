@@ -7,13 +7,22 @@ from functools import partial
 import jax
 
 from bert_jax.batches.examples import train_batches
-from bert_jax.devices.sharding import make_mesh, mesh_sizes
-from bert_jax.finetuning import batching_of
+from bert_jax.batches.shapes import row_group
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.finetuning import batching_of, fit_into_memory
 from bert_jax.model.objective import task_objective
-from bert_jax.plan.planner import Plan, Work, check_no_teacher, plan, planned_devices
+from bert_jax.plan.planner import (
+    Plan,
+    Work,
+    check_no_teacher,
+    memory_of_chip,
+    plan,
+    planned_devices,
+)
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig, ResolvedConfig
 from bert_jax.tasks.prepare import open_task
+from bert_jax.training.choices import choose_precision
 
 
 def plan_task(config: FinetuneConfig, topology: str) -> Plan:
@@ -23,10 +32,12 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     """
     config.validate()
     check_no_teacher(config.teacher)
-    inputs = open_task(config).without_params()
+    devices, _ = planned_devices(topology, config.mesh.dcn)
+    config = choose_precision(config, devices[0])
+    mesh, limit = make_mesh(config.mesh, devices), memory_of_chip(topology)
+    inputs = fit_into_memory(open_task(config).without_params(), mesh, limit)
     head, model, train = inputs.task.head, inputs.model, inputs.train
-    sizes = mesh_sizes(config.mesh, len(planned_devices(topology, config.mesh.dcn)[0]))
-    group = train.accumulate * sizes["data"] * sizes["fsdp"]
+    group = row_group(mesh, train.accumulate)
     batching = batching_of(inputs, group, config.data.pack if head.can_be_packed else "off")
     if batching.shape is not None:
         largest = batching.shape._replace(num_rows=batching.shape.num_rows[-1:])

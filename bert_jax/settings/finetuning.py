@@ -227,11 +227,12 @@ class FinetuneModelConfig(Section):
 
     hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     attention_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
-    compute_dtype: str = choice("float32", "bfloat16")
+    # "auto" is bfloat16 on TPUs and on NVIDIA GPUs from Ampere on, and float32 elsewhere
+    compute_dtype: str = choice("auto", "float32", "bfloat16")
     # "default" or "highest", as in pre-training
     matmul_precision: str = choice("default", "highest")
-    attention: str = choice("plain", "fused")  # "plain" or "fused", as in pre-training
-    remat: str = choice("none", "dots", "full", affects="work")
+    attention: str = choice("auto", "plain", "fused")  # as in pre-training
+    remat: str = choice("auto", "none", "dots", "full", affects="work")
     unroll: int = setting(0, "work")
 
     def validate(self) -> None:
@@ -273,7 +274,8 @@ class FinetuneTrainConfig(Section):
     # evaluations without a better one after which the run ends; 0 goes on. The learning rate is that of num_epochs all
     # the same, so it is not yet 0 then
     patience: int = setting(0, "end")
-    accumulate: int = setting(1, "work", least=1)
+    # microbatches per step; 0 takes as few as fit into the memory of a device
+    accumulate: int = setting(0, "work")
     # seconds without progress after which the run ends; 0 disables
     hang_seconds: int = setting(3600, "nothing")
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor

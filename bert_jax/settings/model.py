@@ -72,8 +72,8 @@ class ModelConfig(Section):
     # the embedding table is padded with zero rows to a multiple of this
     vocab_multiple: int = _count(128)
     # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
-    # float32.
-    compute_dtype: str = choice("float32", "bfloat16")
+    # float32. "auto", for runs alone, is bfloat16 on TPUs and on NVIDIA GPUs from Ampere on.
+    compute_dtype: str = choice("float32", "bfloat16", "auto")
     # "default" multiplies float32 matrices in one bfloat16 pass on TPUs and in TF32 on recent GPUs. "highest" uses
     # float32 throughout, several times as slow there. On a CPU both use float32.
     matmul_precision: str = choice("default", "highest")
@@ -83,9 +83,11 @@ class ModelConfig(Section):
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
     # attention scores, and computes the same function without the kernel elsewhere. Either way, rows of more than 1,024
     # tokens, and local layers of rows longer than three windows, are computed in blocks: no whole scores are stored.
-    attention: str = choice("plain", "fused")
-    # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    remat: str = choice("none", "dots", "full", affects="work")
+    # "auto", for runs alone, is fused where compute_dtype=auto is bfloat16.
+    attention: str = choice("plain", "fused", "auto")
+    # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full". "auto", for runs alone, is the
+    # least that fits into the memory of a device.
+    remat: str = choice("none", "dots", "full", "auto", affects="work")
     # Layers per iteration of the scan. Unrolling all layers moves fewer bytes, but takes longer to compile.
     # 0 takes all, on a TPU up to 12 layers and on a GPU up to 24; for more, and with rematerialization, it takes 1.
     unroll: int = setting(0, "work")
@@ -155,11 +157,11 @@ class ModelConfig(Section):
             raise InputError(
                 f"model.position_offset {self.position_offset} needs model.positions=learned"
             )
-        if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
+        if self.gradient_dtype == "bfloat16" and self.compute_dtype == "float32":
             raise InputError(
                 "model.gradient_dtype bfloat16 needs model.compute_dtype=bfloat16; set both, or neither"
             )
-        if self.matmul_precision == "highest" and self.compute_dtype != "float32":
+        if self.matmul_precision == "highest" and self.compute_dtype == "bfloat16":
             raise InputError(
                 "model.matmul_precision highest needs model.compute_dtype=float32; set both, or neither"
             )
@@ -223,3 +225,13 @@ def model_size(name: str) -> ModelConfig:
             f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}, but {', '.join(MODEL_SIZES)}"
         )
     return MODEL_SIZES[name]
+
+
+def model_of_run(name: str) -> ModelConfig:
+    """Returns the model of that name, with what the devices of a run decide left open. Raises: as `model_size`."""
+    return left_open(model_size(name))
+
+
+def left_open(model: ModelConfig = ModelConfig()) -> ModelConfig:
+    """Returns a model whose types, attention and rematerialization a run chooses by its devices."""
+    return dataclasses.replace(model, compute_dtype="auto", attention="auto", remat="auto")

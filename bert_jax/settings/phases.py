@@ -35,7 +35,7 @@ class Phase(NamedTuple):
     @property
     def batches(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(Rows of a global batch, number of microbatches) of training, and the same of evaluation."""
-        size, accumulate = self.config.data.batch_size, self.config.train.accumulate
+        size, accumulate = self.config.data.batch_size, self.config.train.microbatches
         return (size, accumulate), (self.config.eval.rows(size, accumulate), 1)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from bert_jax.errors import InputError
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import ModelConfig, left_open
 from bert_jax.settings.rules import (
     ABOVE_0,
     MOST_BATCH,
@@ -96,8 +96,8 @@ class MaskingConfig(Section):
 
 
 def check_microbatches(name: str, size: int, pieces: int) -> None:
-    """Raises: InputError if a batch of `size` rows cannot be divided into so many microbatches."""
-    if size % pieces:
+    """Raises: InputError if a batch of `size` rows cannot be divided into so many microbatches; 0 are chosen later."""
+    if pieces and size % pieces:
         near = nearest_multiples(size, pieces)
         raise InputError(f"{name} {size} is not divisible by accumulate {pieces}; use {near}")
 
@@ -167,8 +167,8 @@ class TrainConfig(Section):
     """The length of training, and how a step is computed."""
 
     num_steps: int = setting(1_000_000, "end", least=1)
-    # microbatches per step; the result equals that of the whole batch
-    accumulate: int = setting(1, "work", least=1)
+    # microbatches per step; the result equals that of the whole batch. 0 takes as few as fit into a device's memory
+    accumulate: int = setting(0, "work")
     # train the next sentence head, if the data have labels; False is the paper's "No NSP"
     next_sentence: bool = True
     # seconds without progress after which the run ends; 0 disables
@@ -179,6 +179,11 @@ class TrainConfig(Section):
     # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.
     # Use a divisor of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = setting(1, "work", least=1, most=MOST_STEPS_PER_CALL)
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step, where nothing chose their number."""
+        return max(1, self.accumulate)
 
 
 @dataclass(frozen=True)
@@ -230,7 +235,7 @@ class EvalConfig(Section):
 
     def rows(self, batch_size: int, accumulate: int) -> int:
         """Returns the rows of an evaluation batch; training splits `batch_size` rows into `accumulate` microbatches."""
-        return self.batch_size or batch_size // accumulate
+        return self.batch_size or batch_size // max(1, accumulate)
 
 
 @dataclass(frozen=True)
@@ -308,7 +313,7 @@ class TeacherConfig(Section):
 class PretrainConfig(Section):
     """A pre-training run."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=left_open)
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -29,7 +29,7 @@ def make_evaluation(
     if not dataset.heldout.num_rows:
         return None
     eval_step = Program(mesh).evaluation(objective, params)
-    size = config.eval.rows(config.data.batch_size, config.train.accumulate)
+    size = config.eval.rows(config.data.batch_size, config.train.microbatches)
     batches = partial(eval_batches, dataset.heldout, size, mesh)
     separator = dataset.load_tokenizer().sep_id if config.model.causal else -1
     baselines = heldout_baselines(

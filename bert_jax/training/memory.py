@@ -2,6 +2,7 @@
 """Memory of a training step on each device, estimated by arithmetic, without compiling."""
 
 import math
+from collections.abc import Mapping
 
 import jax
 from jax.sharding import Mesh
@@ -27,15 +28,19 @@ _WORKING_OF_SCORES = 12
 
 
 def estimate_memory(
-    config: ResolvedConfig, state: TrainState, mesh_shape: dict[str, int], row: RowShape
+    model: ModelConfig,
+    batch_size: int,
+    accumulate: int,
+    state: TrainState,
+    mesh_shape: Mapping[str, int],
+    row: RowShape,
 ) -> dict[str, int]:
-    """Returns bytes per device by kind, and their total.
+    """Returns bytes per device by kind, and their total, of a step on a global batch in so many microbatches.
 
     `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). An estimate:
     `docs/planner.md` compares it with the compiler's figures.
     """
-    model, accumulate = config.model, config.train.accumulate
-    rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
+    rows = batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = max(1, rows // accumulate)
     params = gathered_bytes(state.params)
     table = 4 * model.padded_vocab_size * model.embedding_width // mesh_shape["tensor"]
@@ -55,7 +60,8 @@ def estimate_memory(
 
 def describe_memory(config: ResolvedConfig, state: TrainState, mesh: Mesh, row: RowShape) -> str:
     """Returns a line with the estimated memory of a step on each device, and the memory of the device if known."""
-    kinds = estimate_memory(config, state, dict(mesh.shape), row)
+    sizes = config.data.batch_size, config.train.microbatches
+    kinds = estimate_memory(config.model, *sizes, state, mesh.shape, row)
     total = kinds.pop("total")
     parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
     # a CPU has none
@@ -72,14 +78,15 @@ def memory_problem(
 ) -> str:
     """Returns one line with the memory needed, the memory available, and settings to change."""
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
-    at_once = rows // config.train.accumulate
+    at_once = rows // config.train.microbatches
     more = next(
-        (pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0
+        (pieces for pieces in range(config.train.microbatches + 1, rows + 1) if rows % pieces == 0),
+        0,
     )
     fewer = (
         (rows // 2)
-        // config.train.accumulate
-        * config.train.accumulate
+        // config.train.microbatches
+        * config.train.microbatches
         * mesh_shape["data"]
         * mesh_shape["fsdp"]
     )

@@ -3,7 +3,10 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
+
+from jax.sharding import Mesh
 
 from bert_jax.batch import RowShape
 from bert_jax.batches.load import abstract_batch
@@ -16,6 +19,8 @@ from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.phases import Phase, check_rows, phases_of, revision_steps, rows_before
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.choices import Batches, choose_memory, memory_of
+from bert_jax.training.step import abstract_state
 
 
 class OpenPhase(NamedTuple):
@@ -42,8 +47,8 @@ class Corpora(NamedTuple):
     revisions: tuple[int, ...]
 
 
-def open_corpora(config: PretrainConfig) -> Corpora:
-    """Returns the inputs of a run, with settings that follow from the data filled in.
+def open_corpora(config: PretrainConfig, mesh: Mesh) -> Corpora:
+    """Returns the inputs of a run, with settings that follow from the data, and from the memory of a device, filled in.
 
     Raises: InputError if the data cannot be read, do not fit the model, or differ between phases, or if the run does
       not read the words of its revisions.
@@ -54,23 +59,56 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     )
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, stream=stream))
     tokenizer = datasets[0].load_tokenizer()
-    resolved = resolve(config, datasets, tokenizer)
+    resolved = _fit_into_memory(resolve(config, datasets, tokenizer), datasets, tokenizer, mesh)
     phases = phases_of(resolved)
     used = rows_before(phases, [dataset.fingerprint for dataset in datasets])
     words = [dataset.words_of_row for dataset in datasets] if resolved.checkpoint.keep_words else []
     revisions = revision_steps(resolved, phases, words)
 
-    def objective(masking: MaskingConfig) -> Objective:
-        # of masks, and of tokens never predicted
-        ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
-        return pretraining_objective(
-            resolved.model, masking, *ids, resolved.train.next_sentence, config.teacher
+    opened = []
+    for phase, dataset, rows in zip(phases, datasets, used, strict=True):
+        heldout = dataclasses.replace(phase.config.masking, causal_rate=0.0)
+        opened.append(
+            OpenPhase(
+                phase,
+                dataset,
+                _objective(resolved, phase.config.masking, tokenizer),
+                _objective(resolved, heldout, tokenizer),
+                rows,
+            )
         )
-
-    maskings = [phase.config.masking for phase in phases]
-    heldout = [objective(dataclasses.replace(masking, causal_rate=0.0)) for masking in maskings]
-    opened = list(map(OpenPhase, phases, datasets, map(objective, maskings), heldout, used))
     return Corpora(resolved, tokenizer, opened, revisions)
+
+
+def _objective(config: PretrainConfig, masking: MaskingConfig, tokenizer: Tokenizer) -> Objective:
+    # of masks, and of tokens never predicted
+    ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
+    return pretraining_objective(
+        config.model, masking, *ids, config.train.next_sentence, config.teacher
+    )
+
+
+def _fit_into_memory(
+    config: ResolvedConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer, mesh: Mesh
+) -> ResolvedConfig:
+    """Returns the settings with the rematerialization and the microbatches of each phase that fit into a device."""
+    phases = [phase.config for phase in phases_of(config)]
+    # neither rows nor shapes of the state depend on what is computed again
+    keeps_all = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="none"))
+    objectives = [_objective(keeps_all, phase.masking, tokenizer) for phase in phases]
+    batches = []
+    for phase, objective, dataset in zip(phases, objectives, datasets, strict=True):
+        row = objective.row_shape(abstract_batch(dataset.train.dtype))
+        batches.append(Batches(phase.data.batch_size, phase.train.accumulate, row))
+    # which all phases share
+    state = partial(abstract_state, objectives[0], config.optimizer, config.train, mesh)
+    remat, counts = choose_memory(config.model, batches, mesh.shape, state, memory_of(mesh))
+    model = dataclasses.replace(config.model, remat=remat)
+    train = dataclasses.replace(config.train, accumulate=counts[0])
+    second = config.phase2
+    if second.num_steps:
+        second = dataclasses.replace(second, accumulate=counts[1])
+    return ResolvedConfig(dataclasses.replace(config, model=model, train=train, phase2=second))
 
 
 def resolve(

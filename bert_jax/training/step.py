@@ -176,19 +176,19 @@ def train_step(
         given = (params, batch, step_key, denominators)
         options = {"gradient_dtype": objective.gradient_dtype, "shardings": divided}
         losses_of = objective.losses_of
-        if train.accumulate == 1 and divided is None:
+        if train.microbatches == 1 and divided is None:
             (loss, metrics), gradients = gradients_of(*given)
         elif objective.outputs is not None and losses_of is not None:
             (loss, metrics), gradients = gradients_of_whole(
                 objective.outputs,
                 lambda outputs: loss_of(losses_of(outputs, batch), denominators),
-                train.accumulate,
+                train.microbatches,
                 *(params, batch, step_key),
                 **options,
             )
         else:
             (loss, metrics), gradients = sum_over_microbatches(
-                gradients_of, train.accumulate, *given, **options
+                gradients_of, train.microbatches, *given, **options
             )
 
         if divided is not None:

@@ -12,6 +12,7 @@ from builders import CLS, MASK, SEP, make_dataset, random_batch, tiny_model, tin
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
+from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.pretraining import PRETRAINING
@@ -199,7 +200,7 @@ def test_what_does_not_go_with_causal_rows_is_refused(sections, message):
     ],
 )
 def test_data_that_cannot_be_read_from_left_to_right_are_refused(toy_data, change, message):
-    corpora = open_corpora(tiny_run(toy_data, masking=MIXED))
+    corpora = open_corpora(tiny_run(toy_data, masking=MIXED), make_mesh(MeshConfig()))
     model = dataclasses.replace(corpora.config.model, max_positions=2048)
     dataset = corpora.phases[0].dataset
     dataset.manifest["row"].update(change)

@@ -2,6 +2,7 @@
 """The search for the settings of the lowest bound, with a stand-in for the compiler."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from builders import tiny_run
@@ -14,6 +15,8 @@ from bert_jax.plan.planner import Plan, row_of
 from bert_jax.plan.search import meshes, search
 from bert_jax.plan.tables import search_table
 from bert_jax.settings.model import model_size
+
+GPU = SimpleNamespace(platform="cuda", compute_capability="9.0")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +58,7 @@ def compiled(monkeypatch):
         return rows * 1e9 / (1 if config.model.remat == "none" else 2)
 
     monkeypatch.setattr(searching, "plan", plan)
-    monkeypatch.setattr(searching, "planned_devices", lambda name, _: (range(int(name.partition(":")[2])), ""))
+    monkeypatch.setattr(searching, "planned_devices", lambda name, _: ([GPU] * int(name.partition(":")[2]), ""))
     monkeypatch.setattr(searching, "make_mesh", make_mesh)
     monkeypatch.setattr(searching, "estimated_bytes", estimated_bytes)
     return asked

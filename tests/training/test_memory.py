@@ -26,7 +26,7 @@ def of_objective(config, mesh, *, length=32, sequences=1):
 
 def memory_of(config, mesh, **sizes):
     state, row = of_objective(config, mesh, **sizes)
-    return estimate_memory(config, state, dict(mesh.shape), row)
+    return estimate_memory(config.model, config.data.batch_size, config.train.microbatches, state, mesh.shape, row)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_line_names_every_kind_and_the_total():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4), jax.devices())
     config = tiny_run("data", model=tiny_model())
     state, row = of_objective(config, mesh)
-    kinds = estimate_memory(config, state, dict(mesh.shape), row)
+    kinds = memory_of(config, mesh)
     line = describe_memory(config, state, mesh, row)
     assert line.startswith(f"memory of a device, estimated: {in_units(kinds['total'])}: params ")
     for kind in ("params", "optimizer", "activations", "batch"):

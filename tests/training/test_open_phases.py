@@ -22,13 +22,13 @@ from bert_jax.training.step import abstract_state
 def test_what_the_data_decide_is_filled_in(toy_data):
     config = tiny_run(toy_data)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=0))
-    corpora = open_corpora(config)
+    corpora = open_corpora(config, make_mesh(MeshConfig()))
     assert corpora.config.model.vocab_size == corpora.tokenizer.vocab_size > 0
     assert len(corpora.phases) == 1 and corpora.phases[0].dataset.path.samefile(toy_data)
 
 
 def test_data_without_labels_switch_the_next_sentence_loss_off(toy_data):
-    corpora = open_corpora(tiny_run(toy_data))
+    corpora = open_corpora(tiny_run(toy_data), make_mesh(MeshConfig()))
     dataset = open_dataset(toy_data)
     assert corpora.config.train.next_sentence
     dataset.manifest["identity"]["options"]["next_sentence"] = "none"
@@ -41,7 +41,7 @@ def test_data_without_labels_switch_the_next_sentence_loss_off(toy_data):
 
 def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
     config = tiny_run(toy_data, train=TrainConfig(num_steps=8), phase2=Phase2Config(num_steps=4, path=str(toy_data)))
-    corpora = open_corpora(config)
+    corpora = open_corpora(config, make_mesh(MeshConfig()))
     first, second = corpora.phases
     assert (first.rows_before, second.rows_before) == (0, first.phase.last_step * config.data.batch_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
@@ -59,7 +59,7 @@ def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
 
 
 def test_a_model_carries_the_counts_of_its_data(toy_data):
-    corpora = open_corpora(tiny_run(toy_data))
+    corpora = open_corpora(tiny_run(toy_data), make_mesh(MeshConfig()))
     trained_model = describe_pretraining(corpora, make_mesh(MeshConfig(), jax.devices()[:1])).trained_model
     model = trained_model(7, {"encoder": {}}, {"tokens": 99})
     assert model.trained == {"step": 7, "tokens": 99} and model.config == corpora.config.model

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run chooses where its settings say "auto": the type of products and the attention by its devices, the rest by
+the memory that they have.
+
+A run keeps what it chose. When it is resumed, on other devices too, it reads its choices from its work directory.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from jax.sharding import Mesh
+
+from bert_jax.batch import RowShape
+from bert_jax.devices.chips import multiplies_faster_in_bfloat16
+from bert_jax.devices.job import this_job
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.storage.places import Place, check_workdir_place
+from bert_jax.training.memory import estimate_memory
+from bert_jax.training.step import TrainState
+from bert_jax.training.workdir import read_identity
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+# Of the memory of a device, what a step may take by arithmetic, which is up to 9 % off (docs/planner.md).
+_USABLE = 0.9
+_REMATS = ("none", "dots", "full")  # the first computes nothing again
+# section and name of the settings that may be left open, and what they say then
+_OPEN = (
+    ("model", "compute_dtype", "auto"),
+    ("model", "attention", "auto"),
+    ("model", "remat", "auto"),
+    ("train", "accumulate", 0),
+)
+
+
+class Batches(NamedTuple):
+    """The batches of a phase: rows of the global one, microbatches or 0 for as few as fit, and the sizes of a row."""
+
+    size: int
+    accumulate: int
+    row: RowShape
+
+
+def as_begun(config: Config, workdir: Place) -> Config:
+    """Returns the settings with what the run of the work directory chose when it began, if there is one.
+
+    With several processes the first one reads, since others may see the directory late.
+
+    Raises: InputError, on every process, if the directory cannot hold a run, or belongs to another kind of run.
+    """
+    check_workdir_place(workdir)
+
+    def read() -> dict[str, Any]:
+        if not (workdir / "config.json").exists():
+            return {}
+        return read_identity(workdir, type(config))["run"]
+
+    return _with_choices(config, this_job().first_does(f"read {workdir / 'config.json'}", read))
+
+
+def _with_choices(config: Config, before: Mapping[str, Any]) -> Config:
+    """Returns the settings, those that are open as they were before."""
+    for section, name, is_open in _OPEN:
+        values = getattr(config, section)
+        if getattr(values, name) == is_open and name in before.get(section, {}):
+            values = dataclasses.replace(values, **{name: before[section][name]})
+            config = dataclasses.replace(config, **{section: values})
+    return config
+
+
+def choose_precision(config: Config, device: Any) -> Config:
+    """Returns the settings with the type of products and the attention that are fast on a device, where they are open.
+
+    Matrices are multiplied in bfloat16 by TPUs, and by GPUs that have units for it. On CPUs it stays float32: there a
+    step in bfloat16 is not faster in general, and its results would be of one make of CPU.
+    """
+    is_fast = multiplies_faster_in_bfloat16(device)
+    model = config.model
+    if model.compute_dtype == "auto":
+        dtype = "bfloat16" if is_fast and model.matmul_precision != "highest" else "float32"
+        model = dataclasses.replace(model, compute_dtype=dtype)
+        if isinstance(model, ModelConfig):
+            model = model.computing_in(dtype)
+    if model.attention == "auto":
+        # The kernels read all rows alike.
+        two_kinds = isinstance(config, PretrainConfig) and config.masking.causal_rate > 0
+        attention = "fused" if is_fast and not two_kinds else "plain"
+        model = dataclasses.replace(model, attention=attention)
+    return dataclasses.replace(config, model=model)
+
+
+def choose_memory(
+    model: ModelConfig,
+    batches: Sequence[Batches],
+    mesh_shape: Mapping[str, int],
+    make_state: Callable[[], TrainState],
+    limit: float,
+) -> tuple[str, list[int]]:
+    """Returns `model.remat` and the microbatches of each phase: those that compute least again and fit `limit` bytes.
+
+    By arithmetic (`estimate_memory`), of the shapes that `make_state` returns. To compute nothing again comes before
+    fewer microbatches. A limit of 0 is unknown, and everything fits. If nothing fits, everything is computed again, for
+    one row at once.
+    """
+    remats = _REMATS if model.remat == "auto" else (model.remat,)
+    if not limit:
+        return remats[0], [max(1, phase.accumulate) for phase in batches]
+    state = make_state()
+
+    def fewest(remat: str, phase: Batches) -> int:
+        asked = dataclasses.replace(model, remat=remat)
+        for count in _counts(phase, mesh_shape):
+            kinds = estimate_memory(asked, phase.size, count, state, mesh_shape, phase.row)
+            if kinds["total"] < limit * _USABLE:
+                return count
+        return 0
+
+    for remat in remats:
+        counts = [fewest(remat, phase) for phase in batches]
+        if all(counts):
+            return remat, counts
+    return remats[-1], [_counts(phase, mesh_shape)[-1] for phase in batches]
+
+
+def _counts(phase: Batches, mesh_shape: Mapping[str, int]) -> list[int]:
+    """Returns how many microbatches a batch may have, the fewest first."""
+    if phase.accumulate:
+        return [phase.accumulate]
+    rows = max(1, phase.size // (mesh_shape["data"] * mesh_shape["fsdp"]))
+    return [count for count in range(1, rows + 1) if rows % count == 0]
+
+
+def memory_of(mesh: Mesh) -> int:
+    """Returns the bytes that a device of the mesh has for a program; 0 if it does not say, as CPUs."""
+    local = mesh.local_devices
+    figures = local[0].memory_stats() if local else None
+    # of the first process, since all must choose alike
+    return this_job().broadcast_int(
+        "memory of a device", int((figures or {}).get("bytes_limit", 0))
+    )
+
+
+def describe_choices(config: PretrainConfig | FinetuneConfig) -> str:
+    """Returns a line with what a run computes with, as the settings that say so."""
+    model = config.model
+    return (
+        f"computes with model.compute_dtype={model.compute_dtype} model.attention={model.attention} "
+        f"model.remat={model.remat} train.accumulate={config.train.accumulate}"
+    )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run chooses where its settings leave it open: by the kind of device, by its memory, once for all restarts."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jax
+import pytest
+from builders import tiny_run
+
+from bert_jax.batch import RowShape
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import InputError
+from bert_jax.model.objective import pretraining_objective
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.model import left_open, model_of_run
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, PretrainConfig, TrainConfig
+from bert_jax.training import choices
+from bert_jax.training.choices import Batches, choose_memory, choose_precision
+from bert_jax.training.memory import estimate_memory
+from bert_jax.training.step import abstract_state
+
+ROW = RowShape(length=128, sequences=1, predictions=20, bytes=1000)
+
+
+def device(platform, capability=None):
+    return SimpleNamespace(platform=platform, compute_capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("where", "dtype", "attention"),
+    [
+        (device("tpu"), "bfloat16", "fused"),
+        (device("gpu", "8.0"), "bfloat16", "fused"),
+        (device("cuda", "9.0"), "bfloat16", "fused"),
+        (device("gpu", "10.0"), "bfloat16", "fused"),
+        (device("gpu", "7.5"), "float32", "plain"),
+        (device("gpu", "gfx942"), "float32", "plain"),
+        (device("gpu"), "float32", "plain"),
+        (device("cpu"), "float32", "plain"),
+    ],
+)
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+def test_products_are_in_bfloat16_where_units_for_it_are(kind, where, dtype, attention):
+    model = choose_precision(kind(), where).model
+    assert (model.compute_dtype, model.attention, model.remat) == (dtype, attention, "auto")
+
+
+def test_what_is_set_stays_and_what_contradicts_the_device_is_not_chosen():
+    tpu = device("tpu")
+    given = dataclasses.replace(left_open(), compute_dtype="float32", attention="plain")
+    assert choose_precision(PretrainConfig(model=given), tpu).model == given
+    exact = dataclasses.replace(left_open(), matmul_precision="highest")
+    assert choose_precision(PretrainConfig(model=exact), tpu).model.compute_dtype == "float32"
+    mixed = PretrainConfig(masking=MaskingConfig(causal_rate=0.25))
+    assert choose_precision(mixed, tpu).model.attention == "plain"  # kernels read all rows alike
+    halved = dataclasses.replace(left_open(), gradient_dtype="bfloat16")
+    halved = PretrainConfig(model=halved)
+    assert choose_precision(halved, tpu).model.gradient_dtype == "bfloat16"
+    assert choose_precision(halved, device("cpu")).model.gradient_dtype == "float32"
+
+
+@pytest.fixture(scope="module")
+def base():
+    """BERT-Base on one device: its settings, and shapes of its state."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    model = dataclasses.replace(model_of_run("base"), vocab_size=30_522)
+    plain = dataclasses.replace(model, compute_dtype="bfloat16", attention="plain", remat="none")
+    objective = pretraining_objective(plain, MaskingConfig(), 103, (101, 102))
+    state = abstract_state(objective, OptimizerConfig(), TrainConfig(), mesh)
+
+    def needs(rows, count, remat="none"):
+        asked = dataclasses.replace(plain, remat=remat)
+        return estimate_memory(asked, rows, count, state, mesh.shape, ROW)["total"] / 0.9 + 1
+
+    def choose(limit, *batches, remat="auto"):
+        asked = dataclasses.replace(plain, remat=remat)
+        return choose_memory(asked, batches, mesh.shape, lambda: state, limit)
+
+    return needs, choose
+
+
+def test_as_few_microbatches_as_fit_come_before_computing_again(base):
+    needs, choose = base
+    open_batch = Batches(256, 0, ROW)
+    assert choose(needs(256, 1), open_batch) == ("none", [1])
+    assert choose(needs(256, 1) - 2, open_batch) == ("none", [2])
+    assert choose(needs(256, 8), open_batch) == ("none", [8])
+    assert choose(needs(256, 4), open_batch, Batches(64, 0, ROW)) == ("none", [4, 1])
+
+
+def test_more_is_computed_again_only_where_a_single_row_does_not_fit(base):
+    needs, choose = base
+    fixed = Batches(256, 1, ROW)
+    assert choose(needs(256, 1, "dots"), fixed) == ("dots", [1])
+    assert choose(needs(256, 1, "full"), fixed) == ("full", [1])
+    assert choose(needs(256, 1, "full"), fixed, remat="none") == ("none", [1])  # as it is set
+    assert choose(1.0, Batches(6, 0, ROW)) == ("full", [6])  # nothing fits; the run says so
+
+
+def test_unknown_memory_holds_everything(base):
+    _, choose = base
+    assert choose(0, Batches(256, 0, ROW), Batches(256, 4, ROW)) == ("none", [1, 4])
+
+
+def test_a_run_keeps_what_it_chose(toy_data, tmp_path, monkeypatch):
+    """It began on a CPU; the device that resumes it would have chosen otherwise, and would refuse to go on."""
+    config = tiny_run(toy_data, train=TrainConfig(num_steps=2))
+    config = dataclasses.replace(config, model=left_open(config.model))
+    pretrain(config, tmp_path)
+    run = json.loads((tmp_path / "config.json").read_text())["run"]
+    chosen = {name: run["model"][name] for name in ("compute_dtype", "attention", "remat")}
+    assert chosen == {"compute_dtype": "float32", "attention": "plain", "remat": "none"}
+    assert run["train"]["accumulate"] == 1
+    monkeypatch.setattr(choices, "multiplies_faster_in_bfloat16", lambda _: True)
+    longer = dataclasses.replace(config, train=TrainConfig(num_steps=3))
+    assert pretrain(longer, tmp_path).step == 3
+    other = dataclasses.replace(longer.model, compute_dtype="bfloat16")
+    with pytest.raises(InputError, match=r"another model.compute_dtype; .*--config.model.compute_dtype=float32"):
+        pretrain(dataclasses.replace(longer, model=other), tmp_path)
