@@ -17,6 +17,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
+from bert_jax.inference.pretrained import computing_in
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.table import HEADS
@@ -38,16 +39,18 @@ def load_predictor(
     task: MakeTask | None = None,
     head: Head | None = None,
     null_threshold: float | None = None,
+    dtype: str = "",
 ) -> "Predictor":
     """Returns a predictor for the model at `path`, in any format that `load_pretrained` knows.
 
     An input with more tokens than the model was fine-tuned with is cut, with a warning, or with `long_texts` "refuse"
     an error. A model of one's own task or head needs them again, as `finetune` took them: a directory runs no code.
     With `null_threshold` a model of questions may answer "", if the score of no answer is above the best span's by
-    more: 0 for models of Hugging Face that learnt SQuAD 2, which do not say so.
+    more: 0 for models of Hugging Face that learnt SQuAD 2, which do not say so. `dtype` is as in `load_pretrained`.
     Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
-    return Predictor(read_pretrained(resolve(path)), long_texts, Own(task, head), null_threshold)
+    bert = computing_in(read_pretrained(resolve(path)), dtype)
+    return Predictor(bert, long_texts, Own(task, head), null_threshold)
 
 
 class Predictor:

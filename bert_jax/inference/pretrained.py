@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained BERT as a user has it in Python: loaded from any format, and asked for its encodings."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 
 from bert_jax.checkpoints import pretrained
 from bert_jax.checkpoints.pretrained import read_pretrained
+from bert_jax.errors import InputError, shown
 from bert_jax.inference.features import Encodings, encode_texts
 from bert_jax.storage.places import AnyPath
 from bert_jax.storage.resolve import resolve
+
+DTYPES = ("float32", "bfloat16")
 
 
 class Pretrained(pretrained.Pretrained):
@@ -24,7 +28,7 @@ class Pretrained(pretrained.Pretrained):
         return encode_texts(self, texts, long_texts)
 
 
-def load_pretrained(path: AnyPath) -> Pretrained:
+def load_pretrained(path: AnyPath, dtype: str = "") -> Pretrained:
     """Returns the pre-trained BERT at `path`, in one of three formats.
 
     Ours is a directory that `save_pretrained` wrote, or a work directory; Hugging Face's is a directory as transformers
@@ -33,9 +37,11 @@ def load_pretrained(path: AnyPath) -> Pretrained:
 
     A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
     WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
-    the parameters of a checkpoint are read from there, and a model's files are copied to the cache. The parameters are
-    float32 and on one device. `notes` of the result list differences from its source; Python warns of a classifier
-    whose outputs are not those of one class.
+    the parameters of a checkpoint are read from there, and a model's files are copied to the cache.
+
+    The parameters are float32 and on one device. With `dtype` "bfloat16" or "float32" the model computes in that type,
+    else in its own: float32, unless it was trained in bfloat16. `notes` of the result list differences from its source;
+    Python warns of a classifier whose outputs are not those of one class.
 
     Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
     """
@@ -46,4 +52,13 @@ def load_pretrained(path: AnyPath) -> Pretrained:
             "other, so take no softmax of them; load_predictor refuses it",
             stacklevel=2,
         )
-    return Pretrained(**vars(bert))
+    return Pretrained(**vars(computing_in(bert, dtype)))
+
+
+def computing_in(bert: pretrained.Pretrained, dtype: str) -> pretrained.Pretrained:
+    """Returns a model that computes in `dtype`; "" keeps its own. Raises: InputError for another name."""
+    if not dtype:
+        return bert
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {shown(dtype)} is none of {', '.join(DTYPES)}")
+    return dataclasses.replace(bert, config=bert.config.computing_in(dtype))

@@ -3,7 +3,6 @@
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import re
 import signal
@@ -164,20 +163,19 @@ def check_given(*needed: flags.FlagHolder[Any]) -> None:
             raise InputError(f"--{flag.name} is needed: {flags.FLAGS[flag.name].help}")
 
 
-def load_model(path: str, compute_dtype: str = "") -> "Pretrained":
+def load_model(path: str, dtype: str = "") -> "Pretrained":
     """Returns the model at a path for a command that computes with it, and prints its notes.
 
-    A `compute_dtype` of "" keeps the model's.
+    A `dtype` of "" keeps the model's.
     """
     from bert_jax.checkpoints.pretrained import read_pretrained
+    from bert_jax.inference.pretrained import computing_in
 
     tune_process()
     bert = read_pretrained(resolve(path))
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)
-    if compute_dtype:
-        bert = dataclasses.replace(bert, config=bert.config.computing_in(compute_dtype))
-    return bert
+    return computing_in(bert, dtype)
 
 
 def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[None]]:

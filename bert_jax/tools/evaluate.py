@@ -18,7 +18,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
-from bert_jax.tools.shared_flags import define_checkpoint, define_compute_dtype
+from bert_jax.tools.shared_flags import define_checkpoint, define_dtype
 
 CHECKPOINT = define_checkpoint()
 DATA = flags.DEFINE_string(
@@ -47,7 +47,7 @@ CACHE_GB = flags.DEFINE_float(
     "with --data=URL: maximum gigabytes of rows kept on the local disk",
     lower_bound=0.0,
 )
-DTYPE = define_compute_dtype()
+DTYPE = define_dtype()
 OUTPUT = flags.DEFINE_string("output", "", "file to write the same JSON to")
 
 

@@ -25,7 +25,7 @@ from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_input
-from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts
+from bert_jax.tools.shared_flags import define_checkpoint, define_dtype, define_long_texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +51,7 @@ KIND = flags.DEFINE_enum(
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length", 0, "maximum tokens per text; 0 takes as many as the model has positions for"
 )
+DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
 
 _PARQUET = ".parquet"
@@ -77,7 +78,7 @@ def main() -> None:
     reuse_freed_memory()
     from bert_jax.inference import features
 
-    bert = cli.load_model(CHECKPOINT.value)
+    bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     with atomic_path(to_place(OUTPUT.value)) as temporary:
         if POOLING.value != "none":
             if POOLING.value == "cls":

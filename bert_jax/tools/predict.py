@@ -38,6 +38,7 @@ from bert_jax.tools.lines import (
 )
 from bert_jax.tools.shared_flags import (
     define_checkpoint,
+    define_dtype,
     define_format,
     define_long_texts,
     define_recipe,
@@ -56,6 +57,7 @@ LINES = flags.DEFINE_enum(
     ["auto", "text"],
     "what a line is: by what it looks like, or always one text, also with a tab or { in it",
 )
+DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
 RECIPE = define_recipe()
 NULL_THRESHOLD = flags.DEFINE_float(
@@ -79,9 +81,8 @@ def main() -> None:
         from bert_jax.inference.predict import Predictor
 
         own = recipes.read_own(RECIPE.value)
-        predictor = Predictor(
-            cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own, NULL_THRESHOLD.value
-        )
+        bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
+        predictor = Predictor(bert, LONG_TEXTS.value, own, NULL_THRESHOLD.value)
         if LINES.value == "text":
             _check_one_text(predictor)
         show = _json_of if is_json(OUTPUT.value) else _text_of

@@ -24,7 +24,7 @@ from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, open_writer, read_input
-from bert_jax.tools.shared_flags import define_checkpoint, define_compute_dtype, define_long_texts
+from bert_jax.tools.shared_flags import define_checkpoint, define_dtype, define_long_texts
 
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
@@ -43,7 +43,7 @@ METHOD = flags.DEFINE_enum(
     ["", "original", "within_word_l2r"],
     "scoring method of a masked language model; empty is original",
 )
-DTYPE = define_compute_dtype()
+DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
 OUTPUT = flags.DEFINE_string(
     "output", "", "JSON file for the results: one line per sentence, or one object for pairs"

@@ -17,7 +17,12 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_writer, read_passages
-from bert_jax.tools.shared_flags import define_checkpoint, define_format, define_long_texts
+from bert_jax.tools.shared_flags import (
+    define_checkpoint,
+    define_dtype,
+    define_format,
+    define_long_texts,
+)
 
 if TYPE_CHECKING:
     from bert_jax.inference.search import Hit, Passage
@@ -28,6 +33,7 @@ QUERIES = flags.DEFINE_string("queries", "-", "file with one query per line; - i
 OUTPUT = flags.DEFINE_string("output", "-", "file to write what is found to; - is standard output")
 is_json = define_format()
 K = flags.DEFINE_integer("k", 10, "passages for each query", lower_bound=1)
+DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
 
 _SHOWN = 100  # characters of a passage, to people
@@ -44,7 +50,7 @@ def main() -> None:
 
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
     asked = [query.text for query in queries if query.text]
-    bert = cli.load_model(CHECKPOINT.value)
+    bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
     results = iter(search(bert, asked, corpus, K.value, long_texts=LONG_TEXTS.value))
     with open_writer(OUTPUT.value) as write:

@@ -29,11 +29,12 @@ def define_recipe() -> flags.FlagHolder[str]:
     )
 
 
-def define_compute_dtype() -> flags.FlagHolder[str]:
+def define_dtype() -> flags.FlagHolder[str]:
     """Defines the flag for the dtype that a model computes in."""
-    return flags.DEFINE_enum(
-        "compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's"
-    )
+    text = "type of activations and matrix products; empty is the model's"
+    flag = flags.DEFINE_enum("dtype", "", ["", "float32", "bfloat16"], text)
+    flags.DEFINE_alias("compute_dtype", "dtype")  # its earlier name
+    return flag
 
 
 def define_long_texts() -> flags.FlagHolder[str]:

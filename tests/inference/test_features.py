@@ -13,6 +13,7 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
 from bert_jax.inference import features as module
 from bert_jax.inference.features import sentence_embeddings, token_features
+from bert_jax.inference.predict import load_predictor
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.objective import encode, init_params
 from bert_jax.text.fitting import CutWarning
@@ -121,3 +122,18 @@ def test_what_is_no_text_and_no_pair_is_named(tmp_path, text):
     bert = load_pretrained(make_pretrained(tmp_path))
     with pytest.raises(InputError, match=r"text 2 is .*, not a text and not a pair of them"):
         sentence_embeddings(bert, ["ban", text])
+
+
+def test_a_model_answers_in_the_dtype_that_is_asked_for(tmp_path):
+    """In bfloat16 within its rounding; the parameters stay float32, and a name that is no dtype is refused."""
+    path = make_pretrained(tmp_path)
+    texts = ["a b c", "d e"]
+    exact = load_pretrained(path)
+    narrow = load_pretrained(path, dtype="bfloat16")
+    assert (exact.config.compute_dtype, narrow.config.compute_dtype) == ("float32", "bfloat16")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow.params)} == {"float32"}
+    first, second = (sentence_embeddings(bert, texts) for bert in (exact, narrow))
+    assert 0 < np.abs(first - second).max() < 0.05
+    assert load_predictor(path, dtype="bfloat16").bert.config.compute_dtype == "bfloat16"
+    with pytest.raises(InputError, match="dtype .float16. is none of float32, bfloat16"):
+        load_pretrained(path, dtype="float16")
