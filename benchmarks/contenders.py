@@ -37,7 +37,7 @@ from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model import flops
 from bert_jax.model.heads.sequence import SEQUENCES
-from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
+from bert_jax.model.objective import Objective, PretrainingObjective, TaskObjective, init_params
 from bert_jax.plan import hlo
 from bert_jax.settings.finetuning import FinetuneDataConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
@@ -129,7 +129,7 @@ def train(
     size = config.data.batch_size
 
     def objective_of(model: ModelConfig) -> Objective:
-        return pretraining_objective(
+        return PretrainingObjective(
             model, config.masking, ids[2], ids[:2], config.train.next_sentence
         )
 
@@ -200,7 +200,7 @@ def finetune(
     contenders = []
     for precision in precisions:
         model = dataclasses.replace(config.model, compute_dtype=precision)
-        objective = task_objective(model, task.head, task.num_outputs)
+        objective = TaskObjective(model, task.head, task.num_outputs)
         contenders.append(_training(config, model, objective, mesh, batches, steps, ours.values))
     shape = batching.shape
     how = f"ours in rows of {shape.length} tokens" if shape else "ours in rows of their own"

@@ -3,12 +3,12 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from jax.sharding import Mesh
 
-from bert_jax.batch import RowShape
+from bert_jax.batch import Batch, RowShape
 from bert_jax.batches.examples import Batching, choose_batching, train_batches
 from bert_jax.batches.order import steps_per_epoch
 from bert_jax.batches.shapes import row_group
@@ -20,7 +20,7 @@ from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make
 from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
-from bert_jax.model.objective import Params, task_objective
+from bert_jax.model.objective import Params, TaskObjective
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, Place, to_place
@@ -56,7 +56,7 @@ from bert_jax.training.choices import (
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import describe_devices, describe_model
 from bert_jax.training.run import open_run
-from bert_jax.training.stages import Stage, Training, pace_of
+from bert_jax.training.stages import Evaluation, Stage, Training, pace_of
 from bert_jax.training.step import abstract_state
 from bert_jax.training.teachers import Teaching, learnt_from
 from bert_jax.training.train import run_stages
@@ -90,7 +90,7 @@ def finetune(
     config = choose_precision(as_begun(config, workdir), mesh.devices.flat[0])
     inputs = fit_into_memory(open_task(config, Own(task, head)), mesh, memory_of(mesh))
     start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
-    training, infer = describe_finetuning(inputs, start, mesh, workdir)
+    training = Finetuning(inputs, start, mesh, workdir)
     config, made, data, train = inputs.config, inputs.task, inputs.data, inputs.train
 
     unused = [start]  # until it is known whether the run needs it
@@ -127,7 +127,7 @@ def finetune(
             ]
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
-            metrics = finish(inputs, params, infer, mesh, workdir)
+            metrics = finish(inputs, params, training.infer, mesh, workdir)
         constant = constant_scores(made, data.train, data.evaluation)
         outcome = FinetuneResult(
             metrics, made.metric, constant, best_step, 0, time.monotonic() - began
@@ -149,7 +149,7 @@ def fit_into_memory(inputs: TaskInputs, mesh: Mesh, limit: float) -> TaskInputs:
     batches = Batches(config.data.batch_size, config.train.accumulate, row)
     # its shapes do not depend on what is computed again
     keeps_all = dataclasses.replace(model, remat="none")
-    objective = task_objective(keeps_all, task.head, task.num_outputs, config.teacher)
+    objective = TaskObjective(keeps_all, task.head, task.num_outputs, config.teacher)
     state = partial(abstract_state, objective, config.optimizer, train, mesh)
     remat, (count,) = choose_memory(model, [batches], mesh.shape, state, limit)
     config = dataclasses.replace(
@@ -182,99 +182,105 @@ def batching_of(inputs: TaskInputs, group: int, pack: str) -> Batching:
     )
 
 
-def describe_finetuning(
-    inputs: TaskInputs, start: Pretrained, mesh: Mesh, workdir: Place
-) -> tuple[Training, Inference]:
-    """Returns what a run of fine-tuning trains, and the compiled model that it evaluates and predicts with.
+class Finetuning(Training):
+    """A run of fine-tuning, and the compiled model that it evaluates and predicts with.
 
     Raises: InputError if the batches do not divide over the mesh.
     """
-    config, task, data, model, train = (
-        inputs.config,
-        inputs.task,
-        inputs.data,
-        inputs.model,
-        inputs.train,
-    )
-    check_divisible(
-        mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1)
-    )
-    rows = data.train.rows
-    batching = batching_of(
-        inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir)
-    )
-    objective = task_objective(model, task.head, task.num_outputs, config.teacher)
-    teaching = Teaching(
-        *(mesh, inputs.start.tokenizer, task.head, model, config.task.max_seq_length),
-        labels=tuple(task.labels),
-        num_outputs=task.num_outputs,
-        probe=config.task.probe,
-    )
-    taught = learnt_from(config.teacher, teaching)
-    abstract = abstract_state(objective, config.optimizer, train, mesh)
-    infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)
 
-    def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
-        return evaluate(
-            task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished
-        )[0]
-
-    def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
-        return dataclasses.replace(
-            finetuned_model(inputs, task, params), trained={"step": step, **(seen or {})}
-        )
-
-    epoch_steps = steps_per_epoch(len(rows), batching.batch_size)
-    stage = Stage(
-        objective,
-        config.optimizer,
-        train,
-        pace_of(
-            config,
-            train.num_steps,
-            epoch_steps,
-            evaluate_first=False,
-            patience=config.train.patience,
-        ),
-        lambda taken: taught(train_batches(rows, task.head, taken, batching, mesh)),
-        lambda: evaluation if data.evaluation else None,
-        rank=lambda metrics: -metrics[task.metric],
-    )
-    lines = [
-        *describe_task(config, task, data, train.num_steps),
-        describe_batches(batching, rows, model),
-    ]
-    splits = {
-        "train": {"rows": len(rows)},
-        "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
-    }
-    training = Training(
-        config,
-        model,
-        inputs.start.tokenizer,
-        mesh,
-        abstract,
-        [stage],
-        {
+    def __init__(self, inputs: TaskInputs, start: Pretrained, mesh: Mesh, workdir: Place) -> None:
+        config, task, data, model = inputs.config, inputs.task, inputs.data, inputs.model
+        train, rows = inputs.train, inputs.data.train.rows
+        self.inputs, self.config, self.model, self.mesh = inputs, config, model, mesh
+        self.tokenizer = inputs.start.tokenizer
+        batches = (config.data.batch_size, train.microbatches), (_eval_rows(config), 1)
+        check_divisible(mesh, model, *batches)
+        packing = _how_to_pack(config, task, workdir)
+        batching = batching_of(inputs, row_group(mesh, train.microbatches), packing)
+        objective = TaskObjective(model, task.head, task.num_outputs, config.teacher)
+        self.abstract = abstract_state(objective, config.optimizer, train, mesh)
+        params = self.abstract.params
+        self.infer = make_inference(model, task, mesh, params, config.data.pack, one_shape=True)
+        self.stages = [TaskStage(inputs, objective, batching, mesh, self.infer)]
+        self.identity = {
             "model": to_dict(model),
             "task": task.head.name,
             "labels": list(task.labels),
             "task_settings": to_dict(config.task),
             "dataset": fingerprint(rows),
             "packed": batching.shape is not None,
-        },
-        trained_model,
-        [
-            *lines,
-            describe_model(model, abstract.params),
+        }
+        self.lines = [
+            *describe_task(config, task, data, train.num_steps),
+            describe_batches(batching, rows, model),
+            describe_model(model, params),
             describe_devices(mesh),
             describe_choices(config),
-        ],
-        lambda start: describe_start(config, start or inputs.start),
-        [(config.task.name, {"splits": splits})],
-        compared(start, data) if this_job().is_several else {},
-    )
-    return training, infer
+        ]
+        num_heldout = sum(len(split.rows) for split in data.evaluation)
+        splits = {"train": {"rows": len(rows)}, "heldout": {"rows": num_heldout}}
+        self.data = [(config.task.name, {"splits": splits})]
+        self.same = compared(start, data) if this_job().is_several else {}
+
+    def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
+        bert = finetuned_model(self.inputs, self.inputs.task, params)
+        return dataclasses.replace(bert, trained={"step": step, **(seen or {})})
+
+    def describe_start(self, start: Pretrained | None) -> str:
+        return describe_start(self.inputs.config, start or self.inputs.start)
+
+
+class TaskStage(Stage):
+    """The one stage of a fine-tuning."""
+
+    def __init__(
+        self,
+        inputs: TaskInputs,
+        objective: TaskObjective,
+        batching: Batching,
+        mesh: Mesh,
+        infer: Inference,
+    ) -> None:
+        config, task = inputs.config, inputs.task
+        self.inputs, self.batching, self.mesh, self.infer = inputs, batching, mesh, infer
+        self.objective, self.optimizer, self.train = objective, config.optimizer, inputs.train
+        epoch_steps = steps_per_epoch(len(inputs.data.train.rows), batching.batch_size)
+        self.pace = pace_of(
+            config,
+            inputs.train.num_steps,
+            epoch_steps,
+            evaluate_first=False,
+            patience=config.train.patience,
+        )
+        teaching = Teaching(
+            mesh,
+            inputs.start.tokenizer,
+            task.head,
+            inputs.model,
+            config.task.max_seq_length,
+            labels=tuple(task.labels),
+            num_outputs=task.num_outputs,
+            probe=config.task.probe,
+        )
+        self.taught = learnt_from(config.teacher, teaching)
+
+    def batches(self, taken: int) -> Iterator[Batch]:
+        rows, head = self.inputs.data.train.rows, self.inputs.task.head
+        return self.taught(train_batches(rows, head, taken, self.batching, self.mesh))
+
+    def evaluation(self) -> Evaluation | None:
+        task, splits = self.inputs.task, self.inputs.data.evaluation
+        size = _eval_rows(self.inputs.config)
+
+        def evaluation(
+            params: Params, finished: Callable[[], object] = lambda: 0
+        ) -> dict[str, float]:
+            return evaluate(task, splits, self.infer, size, self.mesh, params, finished=finished)[0]
+
+        return evaluation if splits else None
+
+    def rank(self, metrics: dict[str, float]) -> float:
+        return -metrics[self.inputs.task.metric]
 
 
 def _eval_rows(config: FinetuneConfig) -> int:

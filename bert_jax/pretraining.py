@@ -2,10 +2,12 @@
 """Pre-training, from a prepared corpus to a trained BERT: the wiring, on one page."""
 
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from jax.sharding import Mesh
 
+from bert_jax.batch import Batch
 from bert_jax.batches.load import train_batches
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.warm_start import load_start
@@ -26,7 +28,7 @@ from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.loop import LoopResult
 from bert_jax.training.phases import Corpora, OpenPhase, open_corpora
 from bert_jax.training.run import open_run
-from bert_jax.training.stages import Stage, Training, pace_of
+from bert_jax.training.stages import Evaluation, Stage, Training, pace_of
 from bert_jax.training.step import TrainState, abstract_state
 from bert_jax.training.teachers import Teaching, learnt_from
 from bert_jax.training.train import leave_model, run_stages
@@ -48,7 +50,7 @@ def pretrain(
     mesh = make_mesh(config.mesh, devices)
     config = choose_precision(as_begun(config, workdir), mesh.devices.flat[0])
     corpora = open_corpora(config, mesh)
-    training = describe_pretraining(corpora, mesh)
+    training = Pretraining(corpora, mesh)
     objective, params = training.stages[0].objective, training.abstract.params
     load = partial(load_start, corpora.config, objective, training.tokenizer, params)
     with open_run(training, workdir, load, started) as run:
@@ -58,73 +60,101 @@ def pretrain(
     return result
 
 
-def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
-    """Returns what a run of pre-training trains. Raises: InputError if its batches do not divide over the mesh."""
-    config, tokenizer, phases, revisions = corpora
-    check_divisible(
-        mesh, config.model, *(batch for opened in phases for batch in opened.phase.batches)
-    )
-    abstract = abstract_state(phases[0].objective, config.optimizer, config.train, mesh)
-    lines = [f"revisions after steps {', '.join(map(str, revisions))}"] if revisions else []
-    fingerprint, *later = [opened.dataset.fingerprint for opened in phases]
+class Pretraining(Training):
+    """A run of pre-training. Raises: InputError if its batches do not divide over the mesh."""
 
-    def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
-        return Pretrained(config.model, params, tokenizer, trained={"step": step, **(seen or {})})
-
-    return Training(
-        config,
-        config.model,
-        tokenizer,
-        mesh,
-        abstract,
-        [stage_of(opened, corpora, mesh, abstract) for opened in phases],
-        {
+    def __init__(self, corpora: Corpora, mesh: Mesh) -> None:
+        config, phases, self.corpora = corpora.config, corpora.phases, corpora
+        self.config, self.model, self.tokenizer = config, config.model, corpora.tokenizer
+        batches = [batch for opened in phases for batch in opened.phase.batches]
+        check_divisible(mesh, config.model, *batches)
+        self.mesh = mesh
+        self.abstract = abstract_state(phases[0].objective, config.optimizer, config.train, mesh)
+        self.stages = [PhaseStage(opened, corpora, mesh, self.abstract) for opened in phases]
+        fingerprint, *later = [opened.dataset.fingerprint for opened in phases]
+        self.identity = {
             "model": to_dict(config.model),
             "dataset": fingerprint,
             "later_datasets": later,
             "row_lengths": [opened.dataset.row_length for opened in phases],
-        },
-        trained_model,
-        [
-            *lines,
-            describe_model(config.model, abstract.params),
+        }
+        self.lines = [
+            describe_model(config.model, self.abstract.params),
             describe_devices(mesh),
             describe_choices(config),
-        ],
-        partial(describe_start, config),
-        [
+        ]
+        if corpora.revisions:
+            steps = ", ".join(map(str, corpora.revisions))
+            self.lines.insert(0, f"revisions after steps {steps}")
+        self.data = [
             (path.rstrip("/").rpartition("/")[2], opened.dataset.manifest)
             for path, opened in zip(config.data_paths, phases)
-        ],
-    )
+        ]
+
+    def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
+        trained = {"step": step, **(seen or {})}
+        return Pretrained(self.model, params, self.tokenizer, trained=trained)
+
+    def describe_start(self, start: Pretrained | None) -> str:
+        return describe_start(self.corpora.config, start)
 
 
-def stage_of(opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState) -> Stage:
-    """Returns the stage that a phase is."""
-    phase, dataset, objective, heldout, rows_before = opened
-    config, count = phase.config, len(corpora.phases)
-    teaching = Teaching(
-        *(mesh, corpora.tokenizer, MASKED_LM, config.model, dataset.row_length, objective.prepare),
-        vocab_size=corpora.tokenizer.vocab_size,
-    )
-    taught = learnt_from(config.teacher, teaching)
-    order = config.data.batch_size, config.data.seed, mesh, rows_before
-    return Stage(
-        objective,
-        config.optimizer,
-        phase.train,
-        pace_of(
-            config,
+class PhaseStage(Stage):
+    """The stage that a phase of pre-training is."""
+
+    def __init__(
+        self, opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState
+    ) -> None:
+        phase, self.opened, self.mesh, self.abstract = opened.phase, opened, mesh, abstract
+        self.config, self.objective = phase.config, opened.objective
+        self.optimizer, self.train = phase.config.optimizer, phase.train
+        self.num_phases = len(corpora.phases)
+        self.pace = pace_of(
+            phase.config,
             phase.last_step,
-            final=phase.number == count,
+            final=phase.number == self.num_phases,
             break_off=True,
             keep_at=corpora.revisions,
-        ),
-        lambda taken: taught(train_batches(dataset.train, taken, *order)),
-        lambda: make_evaluation(config, heldout, dataset, mesh, abstract.params),
-        phase.first_step,
-        phase.schedule_start,
-        phase.resets_moments,
-        lambda: describe_phase(phase, dataset, count, mesh, abstract, opened.row_shape()),
-        close=dataset.close,
-    )
+        )
+        self.first_step, self.schedule_start = phase.first_step, phase.schedule_start
+        self.resets_moments = phase.resets_moments
+        teaching = Teaching(
+            mesh,
+            corpora.tokenizer,
+            MASKED_LM,
+            phase.config.model,
+            opened.dataset.row_length,
+            opened.objective.prepare,
+            vocab_size=corpora.tokenizer.vocab_size,
+        )
+        self.taught = learnt_from(phase.config.teacher, teaching)
+
+    def batches(self, taken: int) -> Iterator[Batch]:
+        data, rows_before = self.config.data, self.opened.rows_before
+        rows = self.opened.dataset.train
+        return self.taught(
+            train_batches(rows, taken, data.batch_size, data.seed, self.mesh, rows_before)
+        )
+
+    def evaluation(self) -> Evaluation | None:
+        return make_evaluation(
+            self.config,
+            self.opened.heldout,
+            self.opened.dataset,
+            self.mesh,
+            self.abstract.params,
+        )
+
+    def describe(self) -> list[str]:
+        opened = self.opened
+        return describe_phase(
+            opened.phase,
+            opened.dataset,
+            self.num_phases,
+            self.mesh,
+            self.abstract,
+            opened.row_shape(),
+        )
+
+    def close(self) -> None:
+        self.opened.dataset.close()

@@ -10,7 +10,8 @@ from builders import tiny_model
 from safetensors.numpy import save_file
 
 from bert_jax.batch import Batch
-from bert_jax.model.objective import Params, abstract_params
+from bert_jax.model.objective import Params
+from bert_jax.model.shapes import abstract_params
 from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -19,7 +19,8 @@ from bert_jax.batch import PyTree
 from bert_jax.checkpoints.families import FAMILIES, Parameter, table_of
 from bert_jax.devices.sharding import is_stacked, path_name
 from bert_jax.errors import InputError
-from bert_jax.model.objective import Params, abstract_params
+from bert_jax.model.objective import Params
+from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.text.tokenizer import Tokenizer
 

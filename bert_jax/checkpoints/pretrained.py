@@ -29,8 +29,9 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
-from bert_jax.model.objective import Params, abstract_params
+from bert_jax.model.objective import Params
 from bert_jax.model.on_cpu import unstack
+from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict

@@ -26,7 +26,7 @@ from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
-from bert_jax.model.objective import Objective, Params, forward, pretraining_objective
+from bert_jax.model.objective import Objective, Params, PretrainingObjective, forward
 from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig
 from bert_jax.settings.rules import to_dict
@@ -89,7 +89,10 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
         return results
 
     masking = token_masking(dataset.row_length)
-    results = means(_objective(bert, masking, next_sentence))
+    tokenizer = bert.tokenizer
+    special = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
+    kind = PretrainingObjective if next_sentence else _Scoring
+    results = means(kind(bert.config, masking, *special, next_sentence))
     name = "next_token" if bert.config.causal else "mlm"
     metrics = {
         f"{name}_loss": results["mlm_loss"],
@@ -107,7 +110,8 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
         if bert.config.causal:
             nats_per_token = results["text_loss"]
         else:
-            word_results = means(_objective(bert, word_masking(dataset.row_length), False))
+            whole_words = word_masking(dataset.row_length)
+            word_results = means(_Scoring(bert.config, whole_words, *special, False))
             nats_per_token = word_results["word_loss"] * word_results["words_per_token"]
         metrics["bits_per_byte"] = (
             nats_per_token / math.log(2) * text["tokens"] / text["text_bytes"]
@@ -219,34 +223,29 @@ def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:
     return wanted * devices
 
 
-def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) -> Objective:
-    """Returns the objective of pre-training; without `next_sentence`, for a model that may lack that head.
+class _Scoring(PretrainingObjective):
+    """Pre-training without the next sentence head, which a model may lack, with the metrics of `bits_per_byte`.
 
-    It then adds the metrics of `bits_per_byte`: with whole words "word_loss", in which the loss of a word is the sum of
-    those of its tokens, and "words_per_token"; for a causal model "text_loss", over tokens other than [CLS] and [SEP].
+    With whole words that is "word_loss", in which the loss of a word is the sum of those of its tokens, and
+    "words_per_token"; for a causal model "text_loss", over tokens other than [CLS] and [SEP].
     """
-    tokenizer = bert.tokenizer
-    special = (tokenizer.cls_id, tokenizer.sep_id)
-    full = pretraining_objective(bert.config, masking, tokenizer.mask_id, special, next_sentence)
-    if next_sentence:
-        return full
 
-    def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
-        logits = forward(bert.config, params, batch, MASKED_LM)
+    def losses(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> dict[str, Pair]:
+        special = jnp.array(self.never_predicted)
+        logits = forward(self.model, params, batch, MASKED_LM)
         labels, weights = batch.mlm_labels, batch.mlm_weights
         pairs = {
             "mlm_loss": cross_entropy(logits, labels, weights),
             "mlm_accuracy": accuracy(logits, labels, weights),
         }
-        if bert.config.causal:
-            pairs["text_loss"] = cross_entropy(
-                logits, labels, weights * ~jnp.isin(labels, jnp.array(special))
-            )
-        elif masking.whole_word:
+        if self.model.causal:
+            in_text = weights * ~jnp.isin(labels, special)
+            pairs["text_loss"] = cross_entropy(logits, labels, in_text)
+        elif self.masking.whole_word:
             starts = jnp.take_along_axis(batch.word_starts, batch.mlm_positions, axis=1)
-            tokens = (batch.sequence_ids > 0) & ~jnp.isin(batch.token_ids, jnp.array(special))
+            tokens = (batch.sequence_ids > 0) & ~jnp.isin(batch.token_ids, special)
             pairs["word_loss"] = pairs["mlm_loss"][0], jnp.sum(starts * weights)
             pairs["words_per_token"] = jnp.sum(tokens & batch.word_starts), jnp.sum(tokens)
         return pairs
-
-    return Objective(full.init, full.prepare, full.denominators, losses)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training objectives and forward passes, as pure functions of parameters and a batch. Only `model/` uses Flax."""
 
+import abc
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ from bert_jax.errors import InputError
 from bert_jax.model.bert import Encoded, Encoder
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
-from bert_jax.model.heads.table import HEADS
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.masking import leave_causal, mask_tokens, next_tokens
 from bert_jax.model.teaching import class_divergence, taught
@@ -25,30 +24,45 @@ NO_TEACHER = TeacherConfig()
 Params = dict[str, PyTree]  # nested dicts of float32 arrays
 
 
-@dataclass(frozen=True)
-class Objective:
-    """A task for the one training step.
+class Objective(abc.ABC):
+    """A task for the one training step: pure functions of parameters and a batch.
 
     The loss is the sum over `denominators` of sum / denominator. Both are taken over the global batch, so the loss does
     not depend on microbatches or devices.
     """
 
-    init: Callable[[jax.Array], Params]  # key -> parameters
-    # once per step, on the whole batch, before it is divided into microbatches
-    prepare: Callable[[Batch], Batch]
-    # of a prepared batch, by the name of the loss
-    denominators: Callable[[Batch], dict[str, jax.Array]]
-    # dropout key or None -> losses and metrics
-    losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]
-    # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
-    compute_dtype: str = "float32"
-    # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
-    gradient_dtype: str = "float32"
+    model: ModelConfig
     # paths of parameters that the loss does not depend on; they are not decayed either
     unused: tuple[str, ...] = ()
-    # The two parts of a loss that needs the whole batch at once: outputs of rows, and losses of all rows' outputs.
-    outputs: Callable[[Params, Batch, jax.Array | None], jax.Array] | None = None
-    losses_of: Callable[[jax.Array, Batch], dict[str, Pair]] | None = None
+    # Whether the loss is one of all rows at once. It has two parts then: `outputs` of some rows, and `losses_of` those
+    # of all rows.
+    needs_whole_batch = False
+
+    @abc.abstractmethod
+    def init(self, key: jax.Array) -> Params:
+        """Returns random parameters."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Returns the batch as the losses take it. Called once per step, before it is divided into microbatches."""
+        return batch
+
+    @abc.abstractmethod
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns what the sums of a prepared batch are divided by, by the name of the loss."""
+
+    @abc.abstractmethod
+    def losses(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> dict[str, Pair]:
+        """Returns losses and metrics of a prepared batch; no dropout without a key."""
+
+    def outputs(self, params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+        """Returns the outputs of rows, of an objective that needs the whole batch."""
+        raise NotImplementedError
+
+    def losses_of(self, outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
+        """Returns losses and metrics of the outputs of all rows, of an objective that needs the whole batch."""
+        raise NotImplementedError
 
     def row_shape(self, batch: Batch) -> RowShape:
         """Returns the sizes of the rows of a batch of arrays or of shapes, with the predictions of `prepare`."""
@@ -58,95 +72,108 @@ class Objective:
         return RowShape(length, sequences, 0 if positions is None else positions.shape[1], size)
 
 
-def pretraining_objective(
-    model: ModelConfig,
-    masking: MaskingConfig,
-    mask_id: int,
-    never_predicted: tuple[int, ...],
-    next_sentence: bool = True,
-    teacher: TeacherConfig = NO_TEACHER,
-) -> Objective:
-    """Returns masked language model plus next sentence prediction. Source: paper, section 3.1.
+class PretrainingObjective(Objective):
+    """Masked language model plus next sentence prediction. Source: paper, section 3.1.
 
     A batch with `mlm_positions` is not masked again. For a causal model the "mlm" loss is that of the next token.
     Without `next_sentence` there is no next sentence loss, whatever the labels. Rows that are read from left to right
     (`masking.causal_rate`) have the loss "clm"; a prediction weighs the same in either loss.
     """
 
-    def prepare(batch: Batch) -> Batch:
+    def __init__(
+        self,
+        model: ModelConfig,
+        masking: MaskingConfig,
+        mask_id: int,
+        never_predicted: tuple[int, ...],
+        next_sentence: bool = True,
+        teacher: TeacherConfig = NO_TEACHER,
+    ) -> None:
+        self.model, self.masking, self.teacher = model, masking, teacher
+        self.mask_id, self.never_predicted = mask_id, never_predicted
+        self.next_sentence = next_sentence
+        self.unused = () if next_sentence else ("encoder/pooler", "next_sentence")
+
+    def init(self, key: jax.Array) -> Params:
+        return init_params(self.model, key)
+
+    def prepare(self, batch: Batch) -> Batch:
         if batch.mlm_positions is not None:
             return batch
-        if model.causal:
+        if self.model.causal:
             return next_tokens(batch)
-        masked = mask_tokens(batch, masking, model.vocab_size, mask_id, never_predicted)
-        return leave_causal(masked, batch, masking) if masking.causal_rate else masked
+        special = self.mask_id, self.never_predicted
+        masked = mask_tokens(batch, self.masking, self.model.vocab_size, *special)
+        return leave_causal(masked, batch, self.masking) if self.masking.causal_rate else masked
 
-    def denominators(batch: Batch) -> dict[str, jax.Array]:
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # 1e-5 as in Google's run_pretraining.py: a batch without predictions has loss 0 and not NaN.
         predictions = jnp.sum(batch.mlm_weights) + 1e-5
         counts = {f"{kind}_loss": predictions for kind in prediction_weights(batch)}
-        if next_sentence:
+        if self.next_sentence:
             counts["nsp_loss"] = jnp.maximum(jnp.sum(next_sentence_weights(batch)), 1.0)
         return counts
 
-    def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
-        output = forward(model, params, batch, PRETRAINING, dropout_key)
+    def losses(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> dict[str, Pair]:
+        output = forward(self.model, params, batch, PRETRAINING, dropout_key)
+        logits, teacher = output.mlm_logits, self.teacher
         metrics: dict[str, Pair] = {}
         for kind, weights in prediction_weights(batch).items():
-            metrics[f"{kind}_loss"] = cross_entropy(output.mlm_logits, batch.mlm_labels, weights)
-            metrics[f"{kind}_accuracy"] = accuracy(output.mlm_logits, batch.mlm_labels, weights)
+            metrics[f"{kind}_loss"] = cross_entropy(logits, batch.mlm_labels, weights)
+            metrics[f"{kind}_accuracy"] = accuracy(logits, batch.mlm_labels, weights)
         if batch.teacher is not None:
-            apart = class_divergence(output.mlm_logits, batch.teacher, batch, teacher.temperature)
+            apart = class_divergence(logits, batch.teacher, batch, teacher.temperature)
             metrics["mlm_loss"] = taught(metrics["mlm_loss"], apart, batch.mlm_weights, teacher)
-        if next_sentence:
-            labels, weights = (
-                jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32),
-                next_sentence_weights(batch),
-            )
-            metrics["nsp_loss"] = cross_entropy(output.next_sentence_logits, labels, weights)
-            metrics["nsp_accuracy"] = accuracy(output.next_sentence_logits, labels, weights)
+        if self.next_sentence:
+            logits, weights = output.next_sentence_logits, next_sentence_weights(batch)
+            labels = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32)
+            metrics["nsp_loss"] = cross_entropy(logits, labels, weights)
+            metrics["nsp_accuracy"] = accuracy(logits, labels, weights)
         return metrics
 
-    init = functools.partial(init_params, model)
-    unused = () if next_sentence else ("encoder/pooler", "next_sentence")
-    return Objective(
-        init, prepare, denominators, losses, model.compute_dtype, model.gradient_dtype, unused
-    )
 
-
-def task_objective(
-    model: ModelConfig, head: Head, num_outputs: int = 0, teacher: TeacherConfig = NO_TEACHER
-) -> Objective:
-    """Returns the objective of fine-tuning with a head of `num_outputs`, if the head does not fix the number.
+class TaskObjective(Objective):
+    """Fine-tuning with a head of `num_outputs`, if the head does not fix the number.
 
     Rows that pad the batch have weight 0. Source: google-research/bert run_classifier.py and run_squad.py.
     """
 
-    def denominators(batch: Batch) -> dict[str, jax.Array]:
+    def __init__(
+        self,
+        model: ModelConfig,
+        head: Head,
+        num_outputs: int = 0,
+        teacher: TeacherConfig = NO_TEACHER,
+    ) -> None:
+        self.model, self.head, self.num_outputs, self.teacher = model, head, num_outputs, teacher
+        self.needs_whole_batch = head.needs_whole_batch
+
+    def init(self, key: jax.Array) -> Params:
+        return init_params(self.model, key, self.head, self.num_outputs)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # the weight of all labels of the batch
-        labels = jnp.sum(head.weights(batch)) * head.answers
+        labels = jnp.sum(self.head.weights(batch)) * self.head.answers
         return {"loss": jnp.where(labels > 0, labels, 1.0)}  # the loss of none is 0 and not NaN
 
-    def outputs(params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
-        return forward(model, params, batch, head, dropout_key, num_outputs)
+    def losses(
+        self, params: Params, batch: Batch, dropout_key: jax.Array | None
+    ) -> dict[str, Pair]:
+        return self.losses_of(self.outputs(params, batch, dropout_key), batch)
 
-    def losses_of(outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
+    def outputs(self, params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+        return forward(self.model, params, batch, self.head, dropout_key, self.num_outputs)
+
+    def losses_of(self, outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
+        head, teacher = self.head, self.teacher
         weights = head.weights(batch)
         metrics = head.losses(outputs, batch, weights)
         if batch.teacher is not None and head.can_learn:
             apart = head.divergence(outputs, batch.teacher, batch, teacher.temperature)
             metrics["loss"] = taught(metrics["loss"], apart, weights, teacher)
         return metrics
-
-    def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
-        return losses_of(outputs(params, batch, dropout_key), batch)
-
-    def init(key: jax.Array) -> Params:
-        return init_params(model, key, head, num_outputs)
-
-    dtypes = model.compute_dtype, model.gradient_dtype
-    parts = {"outputs": outputs, "losses_of": losses_of} if head.needs_whole_batch else {}
-    return Objective(init, lambda batch: batch, denominators, losses, *dtypes, **parts)
 
 
 def prediction_weights(batch: Batch) -> dict[str, jax.Array]:
@@ -235,23 +262,6 @@ def parts_of(params: Params) -> tuple[str, ...]:
     return ("pooler",) * ("pooler" in params["encoder"]) + tuple(
         name for name in sorted(params) if name != "encoder"
     )
-
-
-@functools.lru_cache(maxsize=8)
-def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
-    """Returns the shapes and dtypes of the parameters of the encoder and every head.
-
-    Tracing takes half a second, so the result is cached: do not modify it.
-    """
-
-    def every_part(key: jax.Array) -> Params:
-        params = init_params(model, key)
-        for head in HEADS.values():
-            if head.family in ("", model.family) and not head.own_parts <= set(params):
-                params = init_params(model, key, head, num_classes) | params
-        return params
-
-    return jax.eval_shape(every_part, jax.random.key(0))
 
 
 def count_parameters(params: Params) -> int:

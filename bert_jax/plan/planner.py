@@ -27,7 +27,7 @@ from bert_jax.devices.chips import GPUS, GPUS_PER_HOST, TPUS, Chip, peak_flops
 from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.flops import train_flops
-from bert_jax.model.objective import Objective, pretraining_objective
+from bert_jax.model.objective import Objective, PretrainingObjective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
@@ -343,7 +343,7 @@ def _objective(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> O
     model = dataclasses.replace(config.model, unroll=unroll)
     if isinstance(row, Work):
         return row.objective(model)
-    return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
+    return PretrainingObjective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
 
 def _state(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> TrainState:

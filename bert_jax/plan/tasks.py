@@ -10,7 +10,7 @@ from bert_jax.batches.examples import train_batches
 from bert_jax.batches.shapes import row_group
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.finetuning import batching_of, fit_into_memory
-from bert_jax.model.objective import task_objective
+from bert_jax.model.objective import TaskObjective
 from bert_jax.plan.planner import (
     Plan,
     Work,
@@ -50,5 +50,5 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     asked = PretrainConfig(
         model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh
     )
-    objective = partial(task_objective, head=head, num_outputs=inputs.task.num_outputs)
+    objective = partial(TaskObjective, head=head, num_outputs=inputs.task.num_outputs)
     return plan(ResolvedConfig(asked), topology, Work(objective, batch))

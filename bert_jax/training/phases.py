@@ -14,7 +14,7 @@ from bert_jax.batches.stream import open_for_training
 from bert_jax.data.records import Dataset
 from bert_jax.errors import InputError
 from bert_jax.model.attention import LONGEST_WHOLE
-from bert_jax.model.objective import Objective, pretraining_objective
+from bert_jax.model.objective import Objective, PretrainingObjective
 from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.phases import Phase, check_rows, phases_of, revision_steps, rows_before
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
@@ -83,7 +83,7 @@ def open_corpora(config: PretrainConfig, mesh: Mesh) -> Corpora:
 def _objective(config: PretrainConfig, masking: MaskingConfig, tokenizer: Tokenizer) -> Objective:
     # of masks, and of tokens never predicted
     ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
-    return pretraining_objective(
+    return PretrainingObjective(
         config.model, masking, *ids, config.train.next_sentence, config.teacher
     )
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run trains: pre-training and fine-tuning each describe a `Training`, and `train.run_stages` runs it."""
 
+import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -47,26 +48,38 @@ class Pace(NamedTuple):
     patience: int = 0  # evaluations without a better one after which the run ends; 0 goes on
 
 
-class Stage(NamedTuple):
+class Stage(abc.ABC):
     """Steps with one objective, one schedule and one set of data: a phase of pre-training, or a whole fine-tuning."""
 
     objective: Objective
     optimizer: OptimizerConfig
     train: TrainConfig  # num_steps is the length of the learning rate schedule
     pace: Pace  # num_steps is the last step, counted from the start of the run
-    # steps of the stage that are taken -> the batches after them
-    batches: Callable[[int], Iterator[Batch]]
-    evaluation: Callable[[], Evaluation | None]  # makes it; None if there is nothing to evaluate on
     first_step: int = 0
     schedule_start: int = 0  # the step at which the learning rate schedule begins
     resets_moments: bool = False  # Adam's means are zero at the first step
-    describe: Callable[[], list[str]] = list  # lines to print when it begins
-    # of an evaluation; lower is better
-    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]
-    close: Callable[[], None] = lambda: None  # of the data
+
+    @abc.abstractmethod
+    def batches(self, taken: int) -> Iterator[Batch]:
+        """Returns the batches after so many steps of the stage."""
+
+    @abc.abstractmethod
+    def evaluation(self) -> Evaluation | None:
+        """Makes what evaluates parameters; None if there is nothing to evaluate on."""
+
+    def describe(self) -> list[str]:
+        """Returns lines to print when the stage begins."""
+        return []
+
+    def rank(self, metrics: dict[str, float]) -> float:
+        """Returns the rank of an evaluation; lower is better."""
+        return metrics["loss"]
+
+    def close(self) -> None:  # noqa: B027, most have nothing to close
+        """Closes the data."""
 
 
-class Training(NamedTuple):
+class Training(abc.ABC):
     """What a run trains: its stages, and all that identifies and describes it."""
 
     config: ResolvedConfig | FinetuneConfig
@@ -77,14 +90,18 @@ class Training(NamedTuple):
     stages: Sequence[Stage]
     # JSON values beside the settings: the model, and the fingerprint of the data
     identity: Mapping[str, object]
-    # of (step, parameters, counts seen)
-    trained_model: Callable[[int, Params, dict[str, int] | None], Pretrained]
     lines: Sequence[str]  # to print at the beginning
-    # a line about the parameters that a new run starts from
-    describe_start: Callable[[Pretrained | None], str]
     # name and manifest of each data set, for about.json
     data: Sequence[tuple[str, Mapping[str, Any]]]
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
+
+    @abc.abstractmethod
+    def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
+        """Returns the model after a step, with the counts of what it has seen."""
+
+    @abc.abstractmethod
+    def describe_start(self, start: Pretrained | None) -> str:
+        """Returns a line about the parameters that a new run starts from."""
 
 
 def pace_of(

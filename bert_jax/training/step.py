@@ -172,16 +172,15 @@ def train_step(
 
         params = state.params
         if divided is not None:
-            params = _gather(params, tree_shardings(mesh, params), objective.compute_dtype)
+            params = _gather(params, tree_shardings(mesh, params), objective.model.compute_dtype)
         given = (params, batch, step_key, denominators)
-        options = {"gradient_dtype": objective.gradient_dtype, "shardings": divided}
-        losses_of = objective.losses_of
+        options = {"gradient_dtype": objective.model.gradient_dtype, "shardings": divided}
         if train.microbatches == 1 and divided is None:
             (loss, metrics), gradients = gradients_of(*given)
-        elif objective.outputs is not None and losses_of is not None:
+        elif objective.needs_whole_batch:
             (loss, metrics), gradients = gradients_of_whole(
                 objective.outputs,
-                lambda outputs: loss_of(losses_of(outputs, batch), denominators),
+                lambda outputs: loss_of(objective.losses_of(outputs, batch), denominators),
                 train.microbatches,
                 *(params, batch, step_key),
                 **options,
@@ -251,7 +250,7 @@ def eval_step(
 
     def step(params: Params, batch: Batch) -> Metrics:
         if shardings != whole:
-            params = _gather(params, whole, objective.compute_dtype)
+            params = _gather(params, whole, objective.model.compute_dtype)
         return Metrics.of(objective.losses(params, objective.prepare(batch), None))
 
     return step

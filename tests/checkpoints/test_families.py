@@ -27,7 +27,8 @@ from bert_jax.model.heads.pretraining import MASKED_LM, PRETRAINING
 from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
-from bert_jax.model.objective import abstract_params, encode, forward, init_params, parts_of, task_objective
+from bert_jax.model.objective import TaskObjective, encode, forward, init_params, parts_of
+from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.settings.relatives import BLOCKS
 
@@ -247,7 +248,7 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
 def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language_model(tmp_path):
     save_hf(tmp_path / "out", *bert_of("modernbert", "masked_lm"))
     start = load_pretrained(tmp_path / "out")
-    whole = complete(start, task_objective(start.config, HEADS["sequence_classification"], 3), seed=0)
+    whole = complete(start, TaskObjective(start.config, HEADS["sequence_classification"], 3), seed=0)
     assert whole.notes == ("it has no classifier, which starts at random", "its mlm is not used")
     pooler, mlm = whole.params["encoder"]["pooler"], start.params["mlm"]
     np.testing.assert_array_equal(pooler["kernel"], mlm["transform"]["kernel"])

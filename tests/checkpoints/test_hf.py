@@ -23,7 +23,7 @@ from bert_jax.checkpoints.names import from_params
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.losses import cross_entropy
-from bert_jax.model.objective import encode, forward, pretraining_objective
+from bert_jax.model.objective import PretrainingObjective, encode, forward
 from bert_jax.settings.pretraining import MaskingConfig
 
 # Those of BERT's classes: vectors of texts are a bare encoder's, and replaced tokens are found by ELECTRA.
@@ -90,7 +90,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(written, golden, nam
 @pytest.mark.parametrize("name", [pytest.param("pretraining_erf", marks=pytest.mark.slow), "pretraining_tanh"])
 def test_loss_and_gradients_are_those_of_transformers(written, golden, name):
     model = load_hf(written[name])
-    objective = pretraining_objective(model.config, MaskingConfig(), 4, (2, 3))
+    objective = PretrainingObjective(model.config, MaskingConfig(), 4, (2, 3))
     batch = golden_batch(golden)
 
     def loss(params):

@@ -20,7 +20,8 @@ from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.errors import InputError
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.table import HEADS, infer_head
-from bert_jax.model.objective import abstract_params, init_params, parts_of
+from bert_jax.model.objective import init_params, parts_of
+from bert_jax.model.shapes import abstract_params
 
 CONFIG = tiny_model(unroll=0, num_layers=3, vocab_size=131)
 

@@ -25,7 +25,8 @@ from bert_jax.checkpoints.tf1 import find_checkpoint
 from bert_jax.errors import InputError
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.pretraining import PRETRAINING
-from bert_jax.model.objective import abstract_params, encode, forward
+from bert_jax.model.objective import encode, forward
+from bert_jax.model.shapes import abstract_params
 from bert_jax.storage.folder import open_folder
 from bert_jax.tokenizing import load_tokenizer
 from tests.model.test_model import numpy_bert

@@ -23,7 +23,7 @@ import bert_jax
 from benchmarks.timing import peak_memory
 from bert_jax.devices.chips import peak_flops
 from bert_jax.devices.sharding import make_mesh, row_sharding
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.program import Program
 
@@ -60,7 +60,7 @@ def loss_and_gradients(device, attention, dtype):
     if dtype == "float32":  # the kernel of attention takes heads of up to 128 bytes
         changes |= {"matmul_precision": "highest", "hidden_size": 128}
     with jax.default_device(device):
-        objective = pretraining_objective(tiny_model(**{**vars(MODEL), **changes}), MaskingConfig(), MASK, (CLS, SEP))
+        objective = PretrainingObjective(tiny_model(**{**vars(MODEL), **changes}), MaskingConfig(), MASK, (CLS, SEP))
 
         def loss(params):
             total, weight = objective.losses(params, objective.prepare(batch), None)["mlm_loss"]
@@ -107,7 +107,7 @@ def trained(device, dtype, attention):
         | {"hidden_dropout_rate": 0.1, "attention_dropout_rate": 0.1}
     )
     mesh = make_mesh(MeshConfig(data=1), [device])
-    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
     state = fresh_state(objective, OPTIMIZER, TRAIN_CONFIG, mesh)
     before = jax.device_get(state.params)
     step = Program(mesh).training(objective, OPTIMIZER, TRAIN_CONFIG, state)

@@ -13,7 +13,8 @@ from bert_jax.devices.sharding import RULES, check_divisible, make_mesh, path_na
 from bert_jax.errors import InputError
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.tokens import TOKENS
-from bert_jax.model.objective import abstract_params, init_params
+from bert_jax.model.objective import init_params
+from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig
 from bert_jax.training.optim import DECAY_RULES, decay_mask, make_optimizer

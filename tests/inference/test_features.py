@@ -135,5 +135,5 @@ def test_a_model_answers_in_the_dtype_that_is_asked_for(tmp_path):
     first, second = (sentence_embeddings(bert, texts) for bert in (exact, narrow))
     assert 0 < np.abs(first - second).max() < 0.05
     assert load_predictor(path, dtype="bfloat16").bert.config.compute_dtype == "bfloat16"
-    with pytest.raises(InputError, match="dtype .float16. is none of float32, bfloat16"):
+    with pytest.raises(InputError, match=r"dtype .float16. is none of float32, bfloat16"):
         load_pretrained(path, dtype="float16")

@@ -20,7 +20,7 @@ from bert_jax.model import fused_attention_gpu as on_gpu
 from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS, AttentionShape
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 
 ROWS, LENGTH = 3, 64
@@ -260,7 +260,7 @@ def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_
     batch = random_batch(num_sequences=2)
 
     def of(attention):
-        objective = pretraining_objective(tiny_model(attention=attention), MaskingConfig(), MASK, (CLS, SEP))
+        objective = PretrainingObjective(tiny_model(attention=attention), MaskingConfig(), MASK, (CLS, SEP))
         masked = jax.jit(objective.prepare)(batch)
 
         def loss(params):
@@ -353,7 +353,7 @@ def test_elsewhere_both_passes_are_plain(platform):
 def test_rematerialization_runs_the_forward_kernel_again_only_if_full(remat, runs):
     """The loop over the layers has each kernel once, in the forward or in the backward pass."""
     model = tiny_model(attention="fused", remat=remat, num_heads=2, num_layers=2, unroll=1)
-    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
     batch = random_batch(num_sequences=2)
     params = jax.eval_shape(objective.init, jax.random.key(0))
 

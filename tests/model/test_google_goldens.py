@@ -19,7 +19,7 @@ from bert_jax.batch import Batch
 from bert_jax.devices.sharding import path_name
 from bert_jax.model.bert import Encoder
 from bert_jax.model.heads.pretraining import PRETRAINING
-from bert_jax.model.objective import forward, init_params, pretraining_objective
+from bert_jax.model.objective import PretrainingObjective, forward, init_params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig, OptimizerConfig
 from bert_jax.training import optim
@@ -143,7 +143,7 @@ def batch(golden):
 
 def loss_and_metrics(model, params, batch):
     """Returns (total loss, every loss and metric by its name), the losses divided as in training."""
-    objective = pretraining_objective(model, MaskingConfig(), 4, ())
+    objective = PretrainingObjective(model, MaskingConfig(), 4, ())
     pairs, denominators = objective.losses(params, batch, None), objective.denominators(batch)
     values = {name: total / denominators.get(name, weight) for name, (total, weight) in pairs.items()}
     return sum(values[name] for name in denominators), values

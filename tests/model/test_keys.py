@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key, rows_numbered
 from bert_jax.model.masking import _token_bits
-from bert_jax.model.objective import task_objective
+from bert_jax.model.objective import TaskObjective
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 
 
@@ -40,7 +40,7 @@ def test_a_mask_is_drawn_from_no_key_of_another_purpose(purpose):
 
 def test_a_missing_head_is_that_of_the_seed(tmp_path):
     start = bert_jax.load_pretrained(make_pretrained(tmp_path))
-    objective = task_objective(start.config, HEADS["sequence_classification"], 3)
+    objective = TaskObjective(start.config, HEADS["sequence_classification"], 3)
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
     fresh = fresh_state(objective, OptimizerConfig(), TrainConfig(seed=5), mesh).params["classifier"]
     jax.tree.map(np.testing.assert_array_equal, complete(start, objective, 5).params["classifier"], fresh)

@@ -19,11 +19,11 @@ from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.masking import mask_tokens
 from bert_jax.model.objective import (
+    PretrainingObjective,
     count_parameters,
     encode,
     init_params,
     next_sentence_weights,
-    pretraining_objective,
 )
 from bert_jax.model.on_cpu import unstack
 from bert_jax.model.parts import ACTIVATIONS, Dropout, activate
@@ -198,7 +198,7 @@ def test_parameters_of_base_and_large():
 def gradient_with_dropout(**changes):
     model = tiny_model(hidden_dropout_rate=0.1, **changes)
     batch, params = masked_batch(), noisy_params(tiny_model())
-    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
     return jax.jit(jax.grad(lambda p: objective.losses(p, batch, jax.random.key(3))["mlm_loss"][0]))(params)
 
 
@@ -285,7 +285,7 @@ def test_in_bfloat16_no_matrix_product_is_float32_in_either_pass():
     model = tiny_model(
         compute_dtype="bfloat16", hidden_dropout_rate=0.1, unroll=1
     )  # a loop has the products of one layer
-    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
     key, batch = jax.random.key(0), masked_batch()
     params = jax.eval_shape(objective.init, key)
 
@@ -319,7 +319,7 @@ def test_an_empty_row_is_finite_and_weighs_nothing():
         sequence_ids=np.zeros_like(batch.sequence_ids), sequence_weights=np.zeros_like(batch.sequence_weights)
     )
     model = tiny_model()
-    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
     prepared = jax.jit(objective.prepare)(empty)
 
     def loss(params):

@@ -17,8 +17,8 @@ from bert_jax.errors import InputError
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.masking import mask_tokens, next_tokens
+from bert_jax.model.objective import PretrainingObjective, init_params
 from bert_jax.model.objective import forward as forward_of
-from bert_jax.model.objective import init_params, pretraining_objective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, PretrainConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
@@ -59,7 +59,7 @@ def test_without_next_sentence_the_loss_is_that_of_the_tokens_alone():
     params = jax.jit(init_params, static_argnums=0)(tiny_model(), jax.random.key(0))
     losses, denominators = {}, {}
     for next_sentence in (True, False):
-        objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP), next_sentence)
+        objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP), next_sentence)
         prepared = jax.jit(objective.prepare)(batch)
         losses[next_sentence] = jax.jit(lambda p, b, o=objective: o.losses(p, b, None))(params, prepared)
         denominators[next_sentence] = objective.denominators(prepared)
@@ -74,7 +74,7 @@ def test_a_batch_that_says_what_to_predict_is_left_alone(causal):
     batch = random_batch(num_rows=4)._replace(
         mlm_positions=np.full((4, 2), 3), mlm_labels=np.full((4, 2), 9), mlm_weights=np.ones((4, 2), np.float32)
     )
-    objective = pretraining_objective(tiny_model(causal=causal), MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(causal=causal), MaskingConfig(), MASK, (CLS, SEP))
     prepared = objective.prepare(batch)
     for before, after in zip(batch, prepared, strict=True):
         assert before is after
@@ -135,9 +135,7 @@ MIXED = MaskingConfig(causal_rate=0.4)
 def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without():
     batch = random_batch(num_rows=16, row_length=32, num_sequences=2)
     params = jax.jit(init_params, static_argnums=0)(tiny_model(), jax.random.key(0))
-    objectives = [
-        pretraining_objective(tiny_model(), masking, MASK, (CLS, SEP)) for masking in (MIXED, MaskingConfig())
-    ]
+    objectives = [PretrainingObjective(tiny_model(), masking, MASK, (CLS, SEP)) for masking in (MIXED, MaskingConfig())]
     mixed, masked = (jax.jit(objective.prepare)(batch) for objective in objectives)
     causal = np.array(mixed.causal)
     assert 0 < causal.sum() < 16
@@ -164,7 +162,7 @@ def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without(
 
 def test_without_causal_rows_the_program_is_that_of_masks_alone():
     batch = random_batch(num_rows=4)
-    objective = pretraining_objective(tiny_model(), MaskingConfig(causal_rate=0.0), MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MaskingConfig(causal_rate=0.0), MASK, (CLS, SEP))
     masks = functools.partial(
         mask_tokens, config=MaskingConfig(), vocab_size=203, mask_id=MASK, never_predicted=(CLS, SEP)
     )

@@ -13,7 +13,7 @@ from bert_jax.model.attention import Sight, attention_mask
 from bert_jax.model.bert import Layer, Stream
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.sequence import SEQUENCES
-from bert_jax.model.objective import pretraining_objective, task_objective
+from bert_jax.model.objective import PretrainingObjective, TaskObjective
 from bert_jax.model.product import add_bias, product
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MaskingConfig
@@ -88,7 +88,7 @@ def precisions(objective, batch):
 @pytest.mark.parametrize("attention", ["plain", "fused"])
 def test_the_precision_is_that_of_every_product(precision, attention):
     model = tiny_model(matmul_precision=precision, attention=attention, hidden_dropout_rate=0.1)
-    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
     assert precisions(objective, random_batch()) == {precision.upper()}
 
 
@@ -96,7 +96,7 @@ def test_the_precision_is_that_of_every_product(precision, attention):
 def test_the_precision_is_that_of_a_probe_too(precision):
     batch = random_batch()._replace(labels=np.zeros((16, 1), np.int32))
     probe = ProbeConfig(features="weighted_all", num_layers=1, hidden_size=8)
-    objective = task_objective(tiny_model(matmul_precision=precision), probed(SEQUENCES, probe), 3)
+    objective = TaskObjective(tiny_model(matmul_precision=precision), probed(SEQUENCES, probe), 3)
     assert precisions(objective, batch) == {precision.upper()}
 
 

@@ -14,8 +14,8 @@ from bert_jax.batches.make import batch_of_rows, unpadded_outputs
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import TaskObjective, init_params
 from bert_jax.model.objective import forward as forward_of
-from bert_jax.model.objective import init_params, task_objective
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
@@ -77,7 +77,7 @@ def test_spans_are_start_and_end_over_the_tokens_of_the_row():
     expected = -log_softmax(logits[0, :, 0])[1] - log_softmax(logits[0, :, 1])[5]
     expected += -log_softmax(logits[1, :4, 0])[0] - log_softmax(logits[1, :4, 1])[0]
     assert loss_of(logits, batch, "question_answering") == pytest.approx((expected, 4))
-    objective = task_objective(tiny_model(), HEADS["question_answering"])
+    objective = TaskObjective(tiny_model(), HEADS["question_answering"])
     assert float(objective.denominators(batch)["loss"]) == 4
 
 
@@ -114,13 +114,13 @@ def test_a_teacher_of_spans_and_of_choices_speaks_of_the_same_tokens_and_choices
 
 def test_a_batch_with_nothing_to_say_has_no_loss():
     batch = blank(2, 6, [], labels=np.zeros((2, 1), np.int32))
-    assert float(task_objective(tiny_model(), HEADS["sequence_classification"], 2).denominators(batch)["loss"]) == 1
+    assert float(TaskObjective(tiny_model(), HEADS["sequence_classification"], 2).denominators(batch)["loss"]) == 1
     assert loss_of(np.ones((2, 1, 2)), batch, "sequence_classification") == (0, 0)
 
 
 def test_only_the_ratios_of_class_weights_matter():
     """Before, a batch whose weights sum to less than 1 had a smaller loss."""
-    objective = task_objective(tiny_model(), HEADS["sequence_classification"], 2)
+    objective = TaskObjective(tiny_model(), HEADS["sequence_classification"], 2)
     logits = RNG.normal(size=(3, 1, 2)).astype(np.float32)
 
     def loss(scale):
@@ -181,7 +181,7 @@ def test_packed_examples_have_the_losses_gradients_and_outputs_of_rows_of_their_
     bins = [[2, 3, 5], [0, 4], [1], []]  # any packing, with an empty row
     packed = batch_of_rows([[rows[number] for number in members] for members in bins], 24, 3 * widest, HEADS[task])
     params = task_params(task, {"regression": 1, "question_answering": 0, "multiple_choice": 1}.get(kind, 3))
-    objective = task_objective(tiny_model(causal=causal), HEADS[task])
+    objective = TaskObjective(tiny_model(causal=causal), HEADS[task])
 
     @jax.jit
     def results(params, batch):
@@ -282,7 +282,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
     probe = ProbeConfig(
         features=features, kind="linear" if features == "last" else "bilstm", num_layers=1, hidden_size=8
     )
-    objective = task_objective(model, probed(HEADS["token_classification"], probe), 3)
+    objective = TaskObjective(model, probed(HEADS["token_classification"], probe), 3)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     optimizer, train = (
         OptimizerConfig(learning_rate=1e-2, warmup_steps=0, freeze_encoder=True),

@@ -21,7 +21,7 @@ from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention_kernels import AttentionShape
 from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
-from bert_jax.model.objective import count_parameters, init_params, task_objective
+from bert_jax.model.objective import TaskObjective, count_parameters, init_params
 from bert_jax.plan import hlo
 from bert_jax.plan import planner as planner
 from bert_jax.settings.model import model_size
@@ -234,7 +234,7 @@ def test_a_batch_of_65536_pairs_sends_its_vectors_and_fits():
     pairs, length, places = 65_536, 128, 21
     model = dataclasses.replace(model_size("base"), vocab_size=30522, compute_dtype="bfloat16", unroll=1, num_layers=2)
     mesh = make_mesh(MeshConfig(), planner.tpu_devices("v5e:4x4")[0])
-    objective, train, optimizer = task_objective(model, EMBEDDINGS), TrainConfig(accumulate=64), OptimizerConfig()
+    objective, train, optimizer = TaskObjective(model, EMBEDDINGS), TrainConfig(accumulate=64), OptimizerConfig()
     state = abstract_state(objective, optimizer, train, mesh)
     step = Program(mesh).training(objective, optimizer, train, state)
 

@@ -22,7 +22,7 @@ from bert_jax.errors import StoppedError
 from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.objective import parts_of, pretraining_objective
+from bert_jax.model.objective import PretrainingObjective, parts_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.storage.resolve import resolve
@@ -227,7 +227,7 @@ def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, ca
 @pytest.mark.slow
 def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
     bert = load_pretrained(models / "hf")
-    objective = pretraining_objective(bert.config, MaskingConfig(), 4, (2, 3))
+    objective = PretrainingObjective(bert.config, MaskingConfig(), 4, (2, 3))
     whole = warm_start.complete(bert, objective, seed=3)
     assert parts_of(whole.params) == ("pooler", "mlm", "next_sentence")
     assert whole.notes == (

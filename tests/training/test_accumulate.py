@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import is_data_alone, make_mesh, row_sharding, tree_shardings
 from bert_jax.model.keys import bits_of_rows, root_key
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import _own_part, sum_over_microbatches
@@ -92,7 +92,7 @@ def test_matrices_are_added_up_in_the_dtype_of_gradients_and_divided():
 )
 def test_gradients_are_sent_once_however_many_microbatches_there_are(accumulate, zero1, expected):
     """In bytes of all parameters. The word table is more than half of them, and is divided as the others are."""
-    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     mesh, optimizer = make_mesh(MeshConfig(data=4), jax.devices()[:4]), OptimizerConfig()
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
     state = abstract_state(objective, optimizer, train, mesh)

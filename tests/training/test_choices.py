@@ -12,7 +12,7 @@ from builders import tiny_run
 from bert_jax.batch import RowShape
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import left_open, model_of_run
@@ -68,7 +68,7 @@ def base():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model = dataclasses.replace(model_of_run("base"), vocab_size=30_522)
     plain = dataclasses.replace(model, compute_dtype="bfloat16", attention="plain", remat="none")
-    objective = pretraining_objective(plain, MaskingConfig(), 103, (101, 102))
+    objective = PretrainingObjective(plain, MaskingConfig(), 103, (101, 102))
     state = abstract_state(objective, OptimizerConfig(), TrainConfig(), mesh)
 
     def needs(rows, count, remat="none"):

@@ -10,7 +10,7 @@ from builders import CLS, MASK, SEP, tiny_model, tiny_run
 from bert_jax.batches.load import abstract_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 from bert_jax.training.memory import activation_bytes, describe_memory, estimate_memory, in_units
@@ -19,7 +19,7 @@ from bert_jax.training.step import abstract_state
 
 def of_objective(config, mesh, *, length=32, sequences=1):
     """Returns the state of a run, and the shape of its rows."""
-    objective = pretraining_objective(config.model, config.masking, MASK, (CLS, SEP))
+    objective = PretrainingObjective(config.model, config.masking, MASK, (CLS, SEP))
     row = objective.row_shape(abstract_batch(row_dtype(length, sequences, config.model.vocab_size)))
     return abstract_state(objective, config.optimizer, config.train, mesh), row
 

@@ -12,7 +12,7 @@ from bert_jax.batches.load import train_batches
 from bert_jax.data.records import open_dataset
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
-from bert_jax.pretraining import describe_pretraining, stage_of
+from bert_jax.pretraining import PhaseStage, Pretraining
 from bert_jax.settings.pretraining import MeshConfig, Phase2Config, TrainConfig
 from bert_jax.training.phases import open_corpora, resolve
 from bert_jax.training.program import Program
@@ -51,7 +51,7 @@ def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
     for part in corpora.phases:
         state = fresh_state(first.objective, *settings, mesh)._replace(step=np.int32(first.phase.last_step))
         batch = next(train_batches(part.dataset.train, 0, part.phase.config.data.batch_size, 0, mesh))
-        stage = stage_of(part, corpora, mesh, abstract)
+        stage = PhaseStage(part, corpora, mesh, abstract)
         step = Program(mesh).training(part.objective, stage.optimizer, stage.train, abstract, stage.schedule_start)
         metrics = step(state, batch)[1]
         rates.append(float(metrics["learning_rate"][0]))
@@ -60,7 +60,7 @@ def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
 
 def test_a_model_carries_the_counts_of_its_data(toy_data):
     corpora = open_corpora(tiny_run(toy_data), make_mesh(MeshConfig()))
-    trained_model = describe_pretraining(corpora, make_mesh(MeshConfig(), jax.devices()[:1])).trained_model
+    trained_model = Pretraining(corpora, make_mesh(MeshConfig(), jax.devices()[:1])).trained_model
     model = trained_model(7, {"encoder": {}}, {"tokens": 99})
     assert model.trained == {"step": 7, "tokens": 99} and model.config == corpora.config.model
     assert trained_model(7, {}, None).trained == {"step": 7}

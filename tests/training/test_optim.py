@@ -13,7 +13,7 @@ from builders import task_params, tiny_model
 
 from bert_jax.devices.sharding import path_name
 from bert_jax.errors import InputError
-from bert_jax.model.objective import abstract_params
+from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.pretraining import OptimizerConfig
 from bert_jax.training.optim import (
     apply_updates,

@@ -12,7 +12,7 @@ from builders import make_dataset, tiny_model, tiny_run
 from bert_jax.batches.load import rows_to_batch
 from bert_jax.data.records import open_dataset
 from bert_jax.model.masking import mask_tokens, prediction_budgets, predictions_per_row
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.training import describe
@@ -81,7 +81,7 @@ def test_a_packed_batch_equals_its_unpacked_twin(datasets, whole_word):
     tokenizer = ids(datasets[0])
     model = tiny_model(vocab_size=tokenizer[0], num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32)
     masking = MaskingConfig(max_predictions=4, whole_word=whole_word)
-    objective = pretraining_objective(model, masking, tokenizer[1], tokenizer[2:])
+    objective = PretrainingObjective(model, masking, tokenizer[1], tokenizer[2:])
     params = jax.jit(objective.init)(jax.random.key(0))
 
     @jax.jit

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
 from bert_jax.model import flops
 from bert_jax.model.masking import predictions_per_row
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.memory import gathered_bytes, shard_bytes
@@ -33,7 +33,7 @@ def take_steps(
     """Returns the metrics of each step, and the last parameters, on a mesh."""
     devices = jax.devices() if mesh_sizes else jax.devices()[:1]
     mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
-    objective = pretraining_objective(model or tiny_model(), masking, MASK, (CLS, SEP))
+    objective = PretrainingObjective(model or tiny_model(), masking, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
     state = fresh_state(objective, optimizer, train, mesh)
     step = Program(mesh).training(objective, optimizer, train, state)
@@ -71,7 +71,7 @@ class Stepped(NamedTuple):
 def take_compiled_steps(num_steps: int, zero1: bool = False, **sizes: int) -> Stepped:
     """Returns what steps on `two_a_row` gave, with the program that took them: it is compiled once for both."""
     mesh = make_mesh(MeshConfig(**sizes), jax.devices() if sizes else jax.devices()[:1])
-    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, zero1=zero1)
     state = fresh_state(objective, OPTIMIZER, train, mesh)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
@@ -177,7 +177,7 @@ def test_a_step_in_bfloat16_runs_on_a_cpu():
 
 def test_zero1_divides_parameters_and_moments_over_data():
     """All of them that are not smaller than the devices are many."""
-    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
     mesh = make_mesh(MeshConfig(data=8))
     plain, divided = (
         abstract_state(objective, OPTIMIZER, TrainConfig(num_steps=10, zero1=zero1), mesh) for zero1 in (False, True)
@@ -197,7 +197,7 @@ def test_zero1_divides_parameters_and_moments_over_data():
 def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
     """The forward pass alone, which compiles in a fraction of the time of a step."""
     model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
-    objective = pretraining_objective(model, MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(model, MASKING, MASK, (CLS, SEP))
 
     def losses(mesh_sizes, devices, key=None):
         mesh = make_mesh(MeshConfig(**mesh_sizes), devices)
@@ -225,7 +225,7 @@ def test_dropout_bits_of_whole_steps_do_not_depend_on_the_mesh(attention):
 @pytest.mark.slow
 def test_data_parallel_moves_each_gradient_once_and_nothing_else():
     """Of the word table too, which the embeddings and the predictions both read."""
-    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
     mesh = make_mesh(MeshConfig())
     train = TrainConfig(num_steps=10)
     state = abstract_state(objective, OPTIMIZER, train, mesh)
@@ -239,7 +239,7 @@ def test_data_parallel_moves_each_gradient_once_and_nothing_else():
 
 def test_seeds_share_a_program_and_draw_their_own_dropout():
     """A sweep compiles once for all seeds."""
-    objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     programs, losses = set(), []
     first = fresh_state(objective, OPTIMIZER, TrainConfig(num_steps=10), mesh)
@@ -281,7 +281,7 @@ def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_m
 def test_steps_of_one_call_are_single_steps(sizes, more):
     """With other rows in every step, dropout, and compiler options, which GPUs have."""
     mesh = make_mesh(MeshConfig(**(sizes or {})), jax.devices() if sizes else jax.devices()[:1])
-    objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, **more)
     first = fresh_state(objective, OPTIMIZER, train, mesh)
     options = {"xla_cpu_enable_fast_math": False}
@@ -368,7 +368,7 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     """Per-device means of means would differ here: rows have from 1 to 4 predictions."""
     batch = random_batch(seed=7)
     mesh = make_mesh(MeshConfig(data=8))
-    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     state = fresh_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     whole = Program(mesh).evaluation(objective, state.params)(state.params, rows)["mlm_loss"]
@@ -384,7 +384,7 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_given_parameters_outlive_the_first_step(num_devices):
     mesh = make_mesh(MeshConfig(), jax.devices()[:num_devices])
-    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     params = jax.jit(objective.init)(jax.random.key(0))
     state = fresh_state(objective, OPTIMIZER, TrainConfig(), mesh, params)
     before = jax.tree.map(np.array, params)
@@ -395,7 +395,7 @@ def test_given_parameters_outlive_the_first_step(num_devices):
 
 @pytest.mark.slow
 def test_state_of_a_seed_is_the_same_on_every_mesh():
-    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     states = [
         fresh_state(
             objective, OPTIMIZER, dataclasses.replace(TrainConfig(), seed=3), make_mesh(MeshConfig(**sizes), devices)
@@ -409,7 +409,7 @@ def test_state_of_a_seed_is_the_same_on_every_mesh():
 @pytest.mark.parametrize("name", ["adamw", "lamb", "stable_adamw"])
 def test_what_no_loss_depends_on_is_not_decayed(name):
     """LAMB would take it to zero: its trust ratio makes up for any rate of decay."""
-    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP), next_sentence=False)
+    objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP), next_sentence=False)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     train, optimizer = (
         TrainConfig(num_steps=10),
@@ -427,7 +427,7 @@ def test_what_no_loss_depends_on_is_not_decayed(name):
 
 
 def test_a_frozen_encoder_has_no_part_in_the_norm():
-    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     norms, gradients = [], {}
     for freeze in (False, True):

@@ -11,7 +11,7 @@ from bert_jax.batch import Row, pad_rows
 from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
-from bert_jax.model.objective import task_objective
+from bert_jax.model.objective import TaskObjective
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.program import Program
@@ -55,7 +55,7 @@ def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2
     head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(**settings)))
     mesh = make_mesh(mesh or MeshConfig(data=devices), jax.devices()[:devices])
     train = TrainConfig(num_steps=10, accumulate=accumulate)
-    objective = task_objective(model, head)
+    objective = TaskObjective(model, head)
     data = FinetuneDataConfig(source="x", batch_size=16, pack=pack, bucket=False)
     batching = choose_batching(ROWS, data, model, 8 * 16, pack, 10, apart=True)  # the same batches for all
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, name="adamw")
@@ -102,7 +102,7 @@ def test_many_microbatches_take_little_more_memory_than_one():
         numbers = np.arange(2 * examples, dtype=np.int32).reshape(examples, 2)
         batch = batch._replace(labels=Texts(numbers, numbers, np.zeros(examples, np.float32)))
         train, optimizer = TrainConfig(num_steps=1, accumulate=accumulate), OptimizerConfig()
-        objective = task_objective(model, head)
+        objective = TaskObjective(model, head)
         state = abstract_state(objective, optimizer, train, mesh)
         with jax.set_mesh(mesh):
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)

@@ -21,7 +21,7 @@ from bert_jax.data.google.examples import INPUTS, LABELS, PREDICTIONS
 from bert_jax.data.google.import_examples import import_examples
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.objective import pretraining_objective
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 from bert_jax.tokenizing import load_tokenizer
@@ -106,7 +106,7 @@ def test_heldout_examples_keep_their_masks_and_missing_rows_predict_nothing(impo
 
 def test_the_objective_takes_kept_masks_as_they_are(imported, golden):
     model = tiny_model(vocab_size=235)
-    objective = pretraining_objective(model, MaskingConfig(rate=0.5), mask_id=103, never_predicted=(101, 102))
+    objective = PretrainingObjective(model, MaskingConfig(rate=0.5), mask_id=103, never_predicted=(101, 102))
     batch = rows_to_batch(records.open_dataset(imported["keep"]).train.gather(np.arange(105)), np.ones(105, np.int32))
     assert_googles_rows(objective.prepare(batch), golden)
     assert float(objective.denominators(batch)["mlm_loss"]) == pytest.approx(golden["masked_lm_weights"].sum())

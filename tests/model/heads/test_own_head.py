@@ -9,7 +9,7 @@ from flax import linen as nn
 from bert_jax.batch import Row
 from bert_jax.batches.make import batch_of_rows
 from bert_jax.model.heads.base import Head
-from bert_jax.model.objective import init_params, task_objective
+from bert_jax.model.objective import TaskObjective, init_params
 
 
 class Largest(Head):
@@ -28,7 +28,7 @@ def test_an_own_head_has_a_loss_and_gradients():
     assert set(params) == {"encoder", "largest"} and "pooler" not in params["encoder"]
     row = Row(0, np.arange(5, 9, dtype=np.int32), np.zeros(4, np.uint8), (4,), 2)
     batch = batch_of_rows([[row]], 6, 1, head)
-    objective = task_objective(tiny_model(), head, 3)
+    objective = TaskObjective(tiny_model(), head, 3)
     loss_of = jax.jit(jax.value_and_grad(lambda params: objective.losses(params, batch, None)["loss"][0]))
     loss, gradients = loss_of(params)
     assert loss > 0 and np.any(gradients["largest"]["kernel"]) and objective.denominators(batch)["loss"] == 1
