@@ -264,6 +264,17 @@ def row_axes() -> tuple[str, ...]:
     return tuple(axis for axis in ROW_AXES if axis not in mesh.manual_axes) if is_own else ()
 
 
+def has_explicit_axes() -> bool:
+    """Returns whether a mesh of a user's own is set whose shardings are part of types, as `jax.make_mesh` makes it."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
+def axis_of_rows(array: Any) -> Any:
+    """Returns the axes of such a mesh over which the first axis of an array is divided; None if it is not."""
+    spec = getattr(getattr(jax.typeof(array), "sharding", None), "spec", None)
+    return spec[0] if spec else None
+
+
 def num_row_shards() -> int:
     """Returns the number of devices among which the rows of an array are divided, when traced under a mesh."""
     return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in row_axes())

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec
 from bert_jax.devices.sharding import MESH_AXES, num_row_shards, row_axes
 from bert_jax.model.attention import LONGEST_WHOLE, SAVED, attend, attention_mask
 from bert_jax.model.attention_kernels import AttentionShape, keeps
+from bert_jax.model.derivatives import with_rule
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.long_rows import in_blocks, in_windows, pays_in_windows
 from bert_jax.settings.model import ModelConfig
@@ -140,11 +141,6 @@ def fused_attention(
     return over_mesh(*arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attention(shape: AttentionShape, interpret: str, *arrays: jax.Array) -> jax.Array:
-    return _attention_forward(shape, interpret, *arrays)[0]
-
-
 def _attention_forward(
     shape: AttentionShape, interpret: str, *arrays: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -202,7 +198,9 @@ def _attention_backward(
     return (*gradients, *(np.zeros(array.shape, jax.dtypes.float0) for array in saved[5:]))
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+@with_rule(_attention_forward, _attention_backward, static=2)
+def _attention(shape: AttentionShape, interpret: str, *arrays: jax.Array) -> jax.Array:
+    return _attention_forward(shape, interpret, *arrays)[0]
 
 
 def _by_platform(

@@ -2,16 +2,21 @@
 """Training objectives and forward passes, as pure functions of parameters and a batch. Only `model/` uses Flax."""
 
 import abc
+import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from bert_jax.batch import Batch, PyTree, RowShape
+from bert_jax.devices.sharding import axis_of_rows, has_explicit_axes
 from bert_jax.errors import InputError
 from bert_jax.model.bert import Encoded, Encoder
+from bert_jax.model.derivatives import plain_derivatives
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
@@ -200,6 +205,7 @@ def encode(
     dropout_key: jax.Array | None = None,
     layers: bool = False,
     attentions: bool = False,
+    own_derivatives: bool = True,
 ) -> Encoded:
     """Returns the encoder's outputs for a batch: a pure function, for `jax.jit`, `jax.grad` and a loss of your own.
 
@@ -210,14 +216,25 @@ def encode(
       dropout_key: without one there is no dropout.
       layers: keep the embeddings and the outputs of all layers, `Encoded.layers`.
       attentions: keep the probabilities of attention, `Encoded.attentions`.
+      own_derivatives: False takes JAX's own derivatives, which forward mode needs (`jax.jvp`, `jax.hessian`). They take
+        more time and memory. Reverse mode works either way, of any order.
     """
     encoder = Encoder(config, pool="pooler" in params["encoder"])
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     deterministic = dropout_key is None
-    encoded = encoder.apply(
-        {"params": params["encoder"]}, batch, deterministic, layers, attentions, rngs=rngs
-    )
-    return encoded  # type: ignore[return-value]
+
+    def apply(params: Params, batch: Batch, rngs: dict[str, jax.Array]) -> Encoded:
+        kept = layers, attentions
+        return encoder.apply({"params": params}, batch, deterministic, *kept, rngs=rngs)  # type: ignore[return-value]
+
+    call: Callable[..., Any] = apply
+    if has_explicit_axes():  # within, the compiler divides the arrays
+        axis = axis_of_rows(batch.token_ids)
+        divided, later = PartitionSpec(axis), PartitionSpec(None, axis)
+        out = Encoded(divided, divided, later, PartitionSpec(), later)  # type: ignore[arg-type]
+        call = jax.sharding.auto_axes(apply, out_sharding=out)
+    with contextlib.nullcontext() if own_derivatives else plain_derivatives():
+        return call(params["encoder"], batch, rngs)
 
 
 def forward(

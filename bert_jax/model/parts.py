@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.attention import SAVED
+from bert_jax.model.derivatives import with_rule
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.product import add_bias, product
 from bert_jax.settings.model import ModelConfig
@@ -88,12 +89,6 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def activate(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
-    return _activation(name, product, bias)
-
-
 def _activate_forward(
     name: str, product: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -119,7 +114,10 @@ def _activation(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Ar
     return jax.lax.platform_dependent(add_bias(product, bias), cpu=wide, default=ACTIVATIONS[name])
 
 
-activate.defvjp(_activate_forward, _activate_backward)
+@with_rule(_activate_forward, _activate_backward, static=1)
+def activate(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
+    return _activation(name, product, bias)
 
 
 class Dropout(nn.Module):

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.derivatives import with_rule
 from bert_jax.model.on_cpu import product_over_rows
 
 
@@ -44,29 +45,6 @@ def in_precision(name: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if name == "default" else jax.default_matmul_precision(name)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _product(
-    equation: str, rhs_gradient: str, precision: str, result: str, lhs: jax.Array, rhs: jax.Array
-) -> jax.Array:
-    def summed_in(dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        how = {"preferred_element_type": jnp.dtype(dtype), "precision": matmul_precision(precision)}
-        return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how).astype(result)  # type: ignore[return-value]
-
-    wide, narrow = (functools.partial(summed_in, dtype) for dtype in ("float32", result))
-    # All sum in float32 within a device. cuBLAS writes the requested dtype; libtpu rounds as it writes (log entry 41).
-    fewer = (
-        ("cuda",)
-        if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) == 1
-        else ("cuda", "tpu")
-    )
-    by_platform = {"default": wide} | dict.fromkeys(fewer, narrow)
-    return (
-        wide(lhs, rhs)
-        if result == "float32"
-        else jax.lax.platform_dependent(lhs, rhs, **by_platform)
-    )
-
-
 def _product_forward(
     equation: str, rhs_gradient: str, precision: str, result: str, lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -93,6 +71,46 @@ def _product_backward(
     return grad_lhs, grad_rhs
 
 
+@with_rule(_product_forward, _product_backward, static=4)
+def _product(
+    equation: str, rhs_gradient: str, precision: str, result: str, lhs: jax.Array, rhs: jax.Array
+) -> jax.Array:
+    def summed_in(dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        how = {"preferred_element_type": jnp.dtype(dtype), "precision": matmul_precision(precision)}
+        return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how).astype(result)  # type: ignore[return-value]
+
+    wide, narrow = (functools.partial(summed_in, dtype) for dtype in ("float32", result))
+    # All sum in float32 within a device. cuBLAS writes the requested dtype; libtpu rounds as it writes (log entry 41).
+    fewer = (
+        ("cuda",)
+        if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) == 1
+        else ("cuda", "tpu")
+    )
+    by_platform = {"default": wide} | dict.fromkeys(fewer, narrow)
+    return (
+        wide(lhs, rhs)
+        if result == "float32"
+        else jax.lax.platform_dependent(lhs, rhs, **by_platform)
+    )
+
+
+def _over_rows_forward(
+    equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product_over_rows(equation, dtype, precision, lhs, rhs), (lhs, rhs)
+
+
+def _over_rows_backward(
+    equation: str,
+    dtype: str,
+    precision: str,
+    saved: tuple[jax.Array, jax.Array],
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    return _product_backward(equation, "float32", precision, dtype, saved, gradient)
+
+
+@with_rule(_over_rows_forward, _over_rows_backward, static=3)
 def _product_over_rows(
     equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array
 ) -> jax.Array:
@@ -108,18 +126,9 @@ def _product_over_rows(
     return jax.lax.platform_dependent(lhs, rhs, cpu=on_cpu, default=narrow)
 
 
-_product.defvjp(_product_forward, _product_backward)
-
-
 def add_bias(inputs: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Returns inputs [..., O] + bias [O], if there is one, in the dtype of the inputs."""
     return inputs if bias is None else _add_bias(inputs, bias)
-
-
-@jax.custom_vjp
-def _add_bias(inputs: jax.Array, bias: jax.Array) -> jax.Array:
-    """The gradient of the bias is summed in float32."""
-    return inputs + bias.astype(inputs.dtype)
 
 
 def _add_bias_forward(inputs: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
@@ -130,4 +139,7 @@ def _add_bias_backward(saved: None, gradient: jax.Array) -> tuple[jax.Array, jax
     return gradient, jnp.sum(gradient, axis=range(gradient.ndim - 1), dtype=jnp.float32)
 
 
-_add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+@with_rule(_add_bias_forward, _add_bias_backward)
+def _add_bias(inputs: jax.Array, bias: jax.Array) -> jax.Array:
+    """The gradient of the bias is summed in float32."""
+    return inputs + bias.astype(inputs.dtype)

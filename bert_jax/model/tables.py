@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import MESH_AXES, num_row_shards, row_axes
+from bert_jax.model.derivatives import with_rule
 from bert_jax.model.product import matmul_precision
 
 
@@ -25,11 +26,6 @@ def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32
     return jax.lax.with_sharding_constraint(_copies(copies, gradient_dtype, table), spread)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _copies(count: int, gradient_dtype: str, table: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(table, (count, *table.shape))
-
-
 def _copies_forward(count: int, gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:
     return _copies(count, gradient_dtype, table), None
 
@@ -44,18 +40,9 @@ def _copies_backward(
     return (total.astype(gradient.dtype),)
 
 
-_copies.defvjp(_copies_forward, _copies_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def look_up(compute_dtype: str, precision: str, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Returns the rows `ids` [...] of a small table [V, H], as [..., H].
-
-    Away from a CPU the table's gradient is a product with one-hot rows, in the compute dtype and summed in float32. A
-    scatter would add one row after the other, and on a GPU in an order that changes from run to run. `precision` is
-    `ModelConfig.matmul_precision`.
-    """
-    return jnp.take(table, ids, axis=0)
+@with_rule(_copies_forward, _copies_backward, static=2)
+def _copies(count: int, gradient_dtype: str, table: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(table, (count, *table.shape))
 
 
 def _look_up_forward(
@@ -75,7 +62,15 @@ def _look_up_backward(
     return of_table, np.zeros(ids.shape, jax.dtypes.float0)
 
 
-look_up.defvjp(_look_up_forward, _look_up_backward)
+@with_rule(_look_up_forward, _look_up_backward, static=2)
+def look_up(compute_dtype: str, precision: str, table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns the rows `ids` [...] of a small table [V, H], as [..., H].
+
+    Away from a CPU the table's gradient is a product with one-hot rows, in the compute dtype and summed in float32. A
+    scatter would add one row after the other, and on a GPU in an order that changes from run to run. `precision` is
+    `ModelConfig.matmul_precision`.
+    """
+    return jnp.take(table, ids, axis=0)
 
 
 def look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -86,11 +81,6 @@ def look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
     there the rows are sorted by id and added up by id, in an order that is always the same.
     """
     return _look_up_words(table, jnp.asarray(ids))
-
-
-@jax.custom_vjp
-def _look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
-    return jnp.take(table, ids, axis=0)
 
 
 def _look_up_words_forward(
@@ -109,7 +99,9 @@ def _look_up_words_backward(
     return of_table, np.zeros(ids.shape, jax.dtypes.float0)
 
 
-_look_up_words.defvjp(_look_up_words_forward, _look_up_words_backward)
+@with_rule(_look_up_words_forward, _look_up_words_backward)
+def _look_up_words(table: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.take(table, ids, axis=0)
 
 
 def take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
@@ -119,11 +111,6 @@ def take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     `look_up_words` gives; elsewhere a scatter.
     """
     return _take_rows(jnp.asarray(hidden), jnp.asarray(positions))
-
-
-@jax.custom_vjp
-def _take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
 def _take_rows_forward(
@@ -153,7 +140,9 @@ def _take_rows_backward(
     return of_hidden, np.zeros(positions.shape, jax.dtypes.float0)
 
 
-_take_rows.defvjp(_take_rows_forward, _take_rows_backward)
+@with_rule(_take_rows_forward, _take_rows_backward)
+def _take_rows(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
 def _sum_in_order(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:

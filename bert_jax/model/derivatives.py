@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivative rules of our own, in every place where JAX traces: where they are used, and where JAX's own are."""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_OWN: contextvars.ContextVar[bool] = contextvars.ContextVar("own derivatives", default=True)
+
+
+@contextlib.contextmanager
+def plain_derivatives() -> Iterator[None]:
+    """Within it functions have JAX's own derivatives, of every order and in both modes, and cost more."""
+    token = _OWN.set(False)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
+
+
+def with_rule(
+    forward: Callable[..., Any], backward: Callable[..., Any], static: int = 0
+) -> Callable[[Function], Function]:
+    """Returns a decorator that gives a function of arrays a rule for reverse mode, unless plain ones are asked for.
+
+    `static` arguments come first. `forward` and `backward` are as `jax.custom_vjp` takes them. Such a rule knows no
+    forward mode.
+    """
+
+    def decorate(function: Function) -> Function:
+        ruled = jax.custom_vjp(function, nondiff_argnums=tuple(range(static)))
+        ruled.defvjp(forward, backward)
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            if not _OWN.get():
+                return function(*arguments)
+            return ruled(*arguments[:static], *_alike(arguments[static:]))
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arrays with one set of mesh axes over which they vary.
+
+    In `jax.shard_map` a rule must return gradients that vary as its arguments do. Parameters, which are the same on
+    all devices, and rows, which are not, would need sums over devices in between; so JAX makes these where it widens
+    the arguments.
+    """
+    axes = set().union(*(_varies_over(leaf) for leaf in jax.tree.leaves(arrays)))
+
+    def widen(leaf: Any) -> Any:
+        missing = tuple(sorted(axes - _varies_over(leaf)))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(widen, arrays) if axes else arrays
+
+
+def _varies_over(array: Any) -> frozenset[str]:
+    kind = jax.typeof(array)
+    # `vma` in some versions of JAX
+    return getattr(
+        getattr(kind, "manual_axis_type", kind), "varying", getattr(kind, "vma", frozenset())
+    )
