@@ -106,7 +106,9 @@ def load_hf(folder: Folder) -> Imported:
     kind = class_of(declared, config.family) if declared else ""
     with open_weights(folder, config.family, kind) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name, kind)
-    if pipeline := read_pipeline(folder, config, tokenizer.lowercase):
+    with files.reading(str(folder.path)):
+        pipeline = read_pipeline(folder, config, tokenizer.lowercase)
+    if pipeline:
         notes += [*pipeline.notes, *find_not_finite(params, name)]
         whole, settings = params | pipeline.params, to_dict(pipeline.settings)
         return Imported(

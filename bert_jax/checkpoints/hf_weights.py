@@ -150,7 +150,7 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
     where = folder / index
     with files.reading(str(where)):
         homes = folder.json(index)["weight_map"]
-    schema.check(homes, schema.map_of(schema.file_name), f"{where}: weight_map", "copy it again")
+    schema.check(homes, dict[str, schema.FileName], f"{where}: weight_map", "copy it again")
     return homes
 
 

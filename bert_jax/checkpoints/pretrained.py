@@ -6,6 +6,7 @@ import functools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import numpy as np
@@ -155,17 +156,14 @@ def read_pretrained(source: Resolved) -> Pretrained:
     return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})
 
 
-_ABOUT = schema.record(
-    {"model": schema.record({})},
-    {
-        "task": schema.text(),
-        "labels": schema.list_of(schema.text()),
-        "task_settings": schema.settings(TaskConfig),
-        "trained": schema.map_of(schema.integer()),
-        "tokenizer": schema.text(),
-        "problem": schema.text(),
-    },
-)
+class _About(TypedDict):
+    model: dict[str, Any]
+    task: NotRequired[str]
+    labels: NotRequired[list[str]]
+    task_settings: NotRequired[TaskConfig]
+    trained: NotRequired[dict[str, schema.Count]]
+    tokenizer: NotRequired[str]
+    problem: NotRequired[str]
 
 
 def _load_own(source: Resolved) -> Pretrained:
@@ -186,7 +184,7 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
     """Returns the model in a directory, or with its parameters from the newest checkpoint of a work directory."""
     path, where = folder.path, folder / "config.json"
     about = folder.json("config.json")
-    schema.check(about, _ABOUT, where, "it is damaged, or was not written here")
+    schema.check(about, _About, where, "it is damaged, or was not written here")
     try:
         drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")

@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, NotRequired, TypedDict, TypeVar
 
 from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json, sha256_file
 from bert_jax.storage.places import Place, RemotePath, scratch
+from bert_jax.storage.schema import Count, FileName, Meta, Sha256
 from bert_jax.storage.stores import Checksums, crc32c_of
 from bert_jax.storage.writing import sync, write_json
 
@@ -25,35 +26,31 @@ Read = TypeVar("Read")
 SEAL = "checksums.json"
 _ATTEMPTS = 5  # to read checkpoints while a run deletes old ones
 
+
 # "md5" is an ETag that was found to be the MD5 of its object; other ETags say only that an object is the same one.
-_FILE = schema.record(
-    {"bytes": schema.integer()},
-    {"sha256": schema.SHA256, "crc32c": schema.text(), "md5": schema.text(), "etag": schema.text()},
-)
-_SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
-_SEAL = schema.record(
-    {
-        "files": schema.map_of(_FILE, key=schema.file_name),
-        "arrays": schema.map_of(
-            schema.tuple_of(schema.text(), schema.list_of(schema.integer(0, 2**31 - 1)))
-        ),
-    },
-    {
-        "notes": schema.record(
-            {},
-            {
-                "unreported": _SUMS,
-                "seen": schema.or_null(schema.map_of(schema.integer())),
-                "overdue": schema.true_or_false,
-                "best": schema.list_of(schema.number(finite=False)),
-            },
-        ),
-        "phase": schema.integer(),
-        "step": schema.integer(),
-        "state": schema.text(r"state(-\w+)?", "the name of a state"),
-        "tokenizer": schema.text(),
-    },
-)
+class _File(TypedDict):
+    bytes: Count
+    sha256: NotRequired[Sha256]
+    crc32c: NotRequired[str]
+    md5: NotRequired[str]
+    etag: NotRequired[str]
+
+
+class _Notes(TypedDict, total=False):
+    unreported: dict[str, tuple[float, float]]
+    seen: dict[str, Count] | None
+    overdue: bool
+    best: list[float]
+
+
+class _Seal(TypedDict):
+    files: dict[FileName, _File]
+    arrays: dict[str, tuple[str, list[Annotated[int, Meta(ge=0, lt=2**31)]]]]
+    notes: NotRequired[_Notes]
+    phase: NotRequired[Count]
+    step: NotRequired[Count]
+    state: NotRequired[Annotated[str, Meta(pattern=r"^state(-\w+)?\Z")]]
+    tokenizer: NotRequired[str]
 
 
 def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
@@ -99,7 +96,7 @@ def read_seal(directory: Place) -> JsonObject:
     Those of format 1 have no digest. Raises: InputError if it cannot be read or is not as it was written.
     """
     content = read_json(directory / SEAL)
-    schema.check(content, _SEAL, directory / SEAL, "it is damaged")
+    schema.check(content, _Seal, directory / SEAL, "it is damaged")
     if content.get("format", 1) == 1 and "digest" not in content:
         return content
     try:
