@@ -200,8 +200,7 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
         ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
         ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
     ):
-        of_kind = ropes.get(kind) if isinstance(ropes, dict) else None
-        rope = of_kind if isinstance(of_kind, dict) else {}
+        rope = ropes.get(kind) or {}
         form = rope.get("rope_type", rope.get("type", "default"))
         if form != "default" or settings.get("rope_scaling"):
             raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")

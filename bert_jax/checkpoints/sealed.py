@@ -93,7 +93,7 @@ def write_seal(directory: Place, content: Mapping[str, object]) -> None:
 def read_seal(directory: Place) -> JsonObject:
     """Returns the content of a seal.
 
-    Those of format 1 have no digest. Raises: InputError if it cannot be read or is not as it was written.
+    Raises: InputError if it cannot be read or is not as it was written.
     """
     content = read_json(directory / SEAL)
     schema.check(content, _Seal, directory / SEAL, "it is damaged")
@@ -150,32 +150,26 @@ def find_damage(directory: Place) -> str | None:
         content = read_seal(directory)
     except InputError as error:
         return str(error).removeprefix(f"{directory}/")
-    if not content["arrays"]:
-        return f"{SEAL} names no arrays"
-    if not content["files"]:
-        return f"{SEAL} names no files"
-    if isinstance(directory, RemotePath):
-        return _find_changed(directory, content["files"])
+    for part in ("arrays", "files"):
+        if not content[part]:
+            return f"{SEAL} names no {part}"
+    objects = directory.listing() if isinstance(directory, RemotePath) else {}
     for name, expected in content["files"].items():
-        path, size = directory / name, expected["bytes"]
         try:
-            actual = path.stat().st_size if path.is_file() else None
-            if actual is None:
-                return f"file {name} is missing"
-            if actual != size:
-                return f"file {name} has {actual} bytes in place of {size}"
-            if any(
-                _DIGESTS[kind](path) != value
-                for kind, value in expected.items()
-                if kind in _DIGESTS
-            ):
-                return f"file {name} has another checksum than when it was written"
-        except FileNotFoundError:  # deleted meanwhile
+            if isinstance(directory, RemotePath):
+                actual = _object_sums(directory / name, objects[name], expected)
+            else:
+                actual = _file_sums(directory / name, expected)
+        except (FileNotFoundError, KeyError):  # deleted, maybe meanwhile
             return f"file {name} is missing"
         except PermissionError:  # of this user: the file may be whole
             raise
         except OSError as error:  # a bad sector
             return f"file {name} cannot be read: {error.strerror or error}"
+        if actual["bytes"] != expected["bytes"]:
+            return f"file {name} has {actual['bytes']} bytes in place of {expected['bytes']}"
+        if any(actual[kind] != expected[kind] for kind in expected.keys() & actual.keys()):
+            return f"file {name} has another checksum than when it was written"
     return None
 
 
@@ -198,39 +192,24 @@ _DIGESTS: dict[str, Callable[[Path], str]] = {
 }
 
 
-def _find_changed(directory: RemotePath, files: dict[str, Checksums]) -> str | None:
-    """Returns the first damage of the objects of a sealed prefix, by the store's checksums where it has them."""
-    objects = directory.listing()
-    for name, expected in files.items():
-        actual = objects.get(name)
-        if actual is None:
-            return f"file {name} is missing"
-        if actual["bytes"] != expected["bytes"]:
-            return f"file {name} has {actual['bytes']} bytes in place of {expected['bytes']}"
-        actual |= {"md5": actual["etag"]} if "md5" in expected and "etag" in actual else {}
-        kinds = [kind for kind in expected if kind != "bytes"]
-        # it was copied from another kind of place
-        if kinds and not any(kind in actual for kind in kinds):
-            with scratch(directory) as folder:
-                copy = Path(folder, "object")
-                copy.write_bytes((directory / name).read_bytes())
-                actual |= {kind: _DIGESTS[kind](copy) for kind in kinds if kind in _DIGESTS}
-        if any(actual[kind] != expected[kind] for kind in kinds if kind in actual):
-            return f"file {name} has another checksum than when it was written"
-    return None
+def _file_sums(path: Path, expected: Checksums) -> Checksums:
+    """Returns the size of a local file, and if that is the expected one the checksums that are expected."""
+    actual: Checksums = {"bytes": path.stat().st_size}
+    if actual == {"bytes": expected["bytes"]}:
+        actual |= {kind: _DIGESTS[kind](path) for kind in expected.keys() & _DIGESTS.keys()}
+    return actual
 
 
-def is_complete(directory: Place) -> bool:
-    """Returns whether a directory is sealed and has every file, whatever their content; True if the seal is damaged."""
-    if not (directory / SEAL).exists():
-        return False
-    try:
-        names = read_json(directory / SEAL)["files"]
-        if isinstance(directory, RemotePath):
-            return set(names) <= directory.listing().keys()
-        return all((directory / name).is_file() for name in names)
-    except (InputError, KeyError, TypeError):
-        return True
+def _object_sums(path: RemotePath, actual: Checksums, expected: Checksums) -> Checksums:
+    """Returns the store's size and checksum of an object; those that are expected if the store has others."""
+    if "md5" in expected and "etag" in actual:
+        actual = actual | {"md5": actual["etag"]}
+    if expected.keys() & actual.keys() == {"bytes"} != expected.keys():
+        with scratch(path) as folder:  # it was copied from another kind of place
+            copy = Path(folder, "object")
+            copy.write_bytes(path.read_bytes())
+            actual = _file_sums(copy, expected)
+    return actual
 
 
 def checkpoint_steps(directory: Place) -> list[int]:

@@ -113,25 +113,21 @@ class Lease:
 
     def _renew(self) -> None:
         with self._changing:
-            token = stores.write_if(self.url, self._content(), self._token)
+            token, who = stores.write_if(self.url, self._content(), self._token), ""
             if not token:
-                current = stores.read_version(self.url)
-                other = _read(current.content) if current is not None else {"name": ""}
-                # the answer to an earlier write was lost
-                if current is not None and other["name"] == self._name:
-                    token = current.token
-                else:
-                    who = (
-                        _describe(other, current.age)
-                        if current is not None
-                        else "nobody, as it was deleted"
-                    )
-                    self._lost = (
-                        f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
-                        "that one run alone uses the place"
-                    )
-                    return
-            self._token, self._renewed_at = token, _now()
+                current, who = stores.read_version(self.url), "nobody, as it was deleted"
+                if current is not None:
+                    other = _read(current.content)
+                    who = _describe(other, current.age)
+                    if other["name"] == self._name:  # the answer to an earlier write was lost
+                        token = current.token
+            if token:
+                self._token, self._renewed_at = token, _now()
+            else:
+                self._lost = (
+                    f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
+                    "that one run alone uses the place"
+                )
 
     def _content(self) -> bytes:
         self._renewals += 1
