@@ -170,7 +170,7 @@ def save_hf(
             "a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here"
         )
     family = FAMILIES[config.family]
-    check_expressible(config, config.family, f"transformers' {family.prefix}")
+    check_expressible(config)
     if config.position_offset not in (0, tokenizer.pad_id + 1):
         counted = f"1 + {tokenizer.pad_id}, the id of padding, from which transformers' {family.prefix} counts"
         raise InputError(f"model.position_offset {config.position_offset} is not {counted}")

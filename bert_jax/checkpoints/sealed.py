@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seals of checkpoints and models: a file that lists every other file with its size and a checksum.
 
-On a file system the checksum is a sha256, computed from the data written. In an object store it is the store's own: the
-CRC-32C of each object, or its ETag. So neither a seal nor a check reads a checkpoint back from a bucket.
+On a file system the checksum is a sha256, computed from the data written. In gs:// it is the store's own, the CRC-32C
+of each object. So neither a seal nor a check reads a checkpoint back from a bucket.
 """
 
 import hashlib
@@ -27,13 +27,10 @@ SEAL = "checksums.json"
 _ATTEMPTS = 5  # to read checkpoints while a run deletes old ones
 
 
-# "md5" is an ETag that was found to be the MD5 of its object; other ETags say only that an object is the same one.
 class _File(TypedDict):
     bytes: Count
     sha256: NotRequired[Sha256]
     crc32c: NotRequired[str]
-    md5: NotRequired[str]
-    etag: NotRequired[str]
 
 
 class _Notes(TypedDict, total=False):
@@ -122,23 +119,15 @@ def _digest_of(content: Mapping[str, object]) -> str:
 
 
 def _objects(directory: RemotePath, below: str) -> dict[str, Checksums]:
-    """Returns the objects below a prefix with the store's checksums, for a seal; computed where the store has none."""
-    objects = {
-        name: about
-        for name, about in directory.listing().items()
-        if name != SEAL and name.startswith(below)
-    }
-    for name, about in objects.items():
-        if about.keys() == {"bytes"}:
-            about["sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
-    etags = {name: about for name, about in objects.items() if "etag" in about}
-    if etags:  # are they MD5s here? not with KMS, nor of objects that were sent in parts
-        smallest = min(etags, key=lambda name: etags[name]["bytes"])
-        digest = hashlib.md5((directory / smallest).read_bytes(), usedforsecurity=False).hexdigest()
-        if etags[smallest]["etag"] == digest:
-            for about in etags.values():
-                if len(about["etag"]) == len(digest):
-                    about["md5"] = about.pop("etag")
+    """Returns the objects below a prefix with the store's CRC-32C, for a seal; a sha256 where the store has none."""
+    objects: dict[str, Checksums] = {}
+    for name, about in directory.listing().items():
+        if name == SEAL or not name.startswith(below):
+            continue
+        if "crc32c" not in about:
+            sha256 = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+            about = {"bytes": about["bytes"], "sha256": sha256}
+        objects[name] = about
     return objects
 
 
@@ -179,17 +168,8 @@ def _digest(path: Path) -> str:
     return digest
 
 
-def _md5_file(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()
-
-
 # Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
-_DIGESTS: dict[str, Callable[[Path], str]] = {
-    "sha256": _digest,
-    "crc32c": crc32c_of,
-    "md5": _md5_file,
-}
+_DIGESTS: dict[str, Callable[[Path], str]] = {"sha256": _digest, "crc32c": crc32c_of}
 
 
 def _file_sums(path: Path, expected: Checksums) -> Checksums:
@@ -202,8 +182,6 @@ def _file_sums(path: Path, expected: Checksums) -> Checksums:
 
 def _object_sums(path: RemotePath, actual: Checksums, expected: Checksums) -> Checksums:
     """Returns the store's size and checksum of an object; those that are expected if the store has others."""
-    if "md5" in expected and "etag" in actual:
-        actual = actual | {"md5": actual["etag"]}
     if expected.keys() & actual.keys() == {"bytes"} != expected.keys():
         with scratch(path) as folder:  # it was copied from another kind of place
             copy = Path(folder, "object")

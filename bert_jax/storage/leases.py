@@ -103,6 +103,7 @@ class Lease:
                 stores.remove(self.url)
 
     def _keep_renewing(self) -> None:
+        """Renews the lease until it is released or lost, which it then tells."""
         while not self._ended.wait(RENEW_SECONDS):
             # of the network: `check` decides, before anything is written
             with contextlib.suppress(InputError):
@@ -112,6 +113,7 @@ class Lease:
                 return
 
     def _renew(self) -> None:
+        """Writes the lease again; if another has it, `_lost` says who, and it is written no more."""
         with self._changing:
             token, who = stores.write_if(self.url, self._content(), self._token), ""
             if not token:
@@ -130,6 +132,7 @@ class Lease:
                 )
 
     def _content(self) -> bytes:
+        """Returns the next content of the lease: each has another number, and so another version."""
         self._renewals += 1
         about = {"name": self._name, "renewals": self._renewals, "expire_seconds": EXPIRE_SECONDS}
         about |= {"doing": self._doing()} | _this_process()
@@ -181,6 +184,7 @@ def _now() -> float:
 
 
 def _this_process() -> Holder:
+    """Returns what another process needs to see whether this one is alive."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -207,6 +211,7 @@ def _began(pid: int) -> str:
 
 
 def _read(content: bytes) -> Holder:
+    """Returns the JSON of a lease; one without a name, which nobody has, if it is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         about = json.loads(content)
         if isinstance(about, dict):
@@ -229,5 +234,6 @@ def _patience(other: Holder, age: float) -> float:
 
 
 def _describe(other: Holder, age: float) -> str:
+    """Returns who holds a lease, how long ago it was renewed, and what that run is doing."""
     doing = f", {str(other['doing'])[:200]}" if other.get("doing") else ""
     return f"process {other.get('pid', '?')} on {other.get('host', 'an unknown host')}, renewed {age:.0f} s ago{doing}"

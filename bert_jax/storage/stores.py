@@ -286,6 +286,7 @@ def write_if(url: str, content: bytes, token: str) -> str:
 
 
 def _write_gcs(files: FileSystem, path: str, content: bytes, token: str) -> str:
+    """Writes an object of Google Cloud Storage if its generation is still that of the token."""
     bucket, key, _ = files.split_path(path)
     about = json.dumps({"name": key}).encode()
     parts = b"".join(
@@ -308,6 +309,7 @@ _UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")
 
 
 def _write_s3(files: FileSystem, path: str, content: bytes, token: str) -> str:
+    """Writes an object of S3 if its ETag is still the token."""
     bucket, key, _ = files.split_path(path)
     condition = {"IfMatch": token} if token else {"IfNoneMatch": "*"}
     try:
@@ -325,6 +327,7 @@ _memory = threading.Lock()
 
 
 def _write_memory(files: FileSystem, path: str, content: bytes, token: str) -> str:
+    """Writes an object of fsspec's memory if its checksum is still the token."""
     with _memory:
         if token != (_token({}, files.cat_file(path)) if files.exists(path) else ""):
             return ""
@@ -336,6 +339,7 @@ _CONDITIONAL = {"gs": _write_gcs, "gcs": _write_gcs, "s3": _write_s3, "memory": 
 
 
 def _token(info: Info, content: bytes) -> str:
+    """Returns what tells this version of an object from others: its generation, its ETag, or a checksum."""
     return str(
         info.get("generation")
         or (info.get("ETag") or "").strip('"')
@@ -344,6 +348,7 @@ def _token(info: Info, content: bytes) -> str:
 
 
 def _age(info: Info) -> float:
+    """Returns the seconds since an object was written, 0 where the store does not say when."""
     written = info.get("LastModified") or info.get("mtime") or info.get("created")
     if not isinstance(written, datetime.datetime):
         return 0.0

@@ -42,14 +42,8 @@ _OF_BERT = (
     "Lxmert",
 )
 BERTS = tuple(f"{model}Tokenizer" for model in _OF_BERT)  # which are the same
-CLASSES = (
-    "",
-    "AutoTokenizer",
-    *GENERAL,
-    "SentencePiece",
-    *BERTS,
-    *(f"{name}Fast" for name in BERTS),
-)
+# with nothing said, and a SentencePiece model of ours
+CLASSES = ("", "SentencePiece", *BERTS)
 # about 150 MB; as many different words as there are in 50 MB of English text
 _CACHED_WORDS = 500_000
 
