@@ -71,7 +71,7 @@ def test_a_wrong_value_in_an_exported_model_is_one_line(copy, path, wrong, expec
 
 def test_a_model_without_words_is_one_line(copy):
     edit(copy, lambda about: about | {"model": {}})
-    assert "config.json: model.vocab_size is 0 or missing" in refusal(load_pretrained, copy)
+    assert "model.vocab_size is 0, and a model has words" in refusal(load_pretrained, copy)
 
 
 def test_an_error_is_one_line_whatever_the_value_holds():

@@ -46,14 +46,12 @@ def grow(
       max_positions: the new number of positions; 0 keeps it.
       special: tokens that are matched literally in text, such as the marks of entities [E1] and [/E1]; the tokenizer
         becomes one of tokenizer.json, which transformers reads too.
-    Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
+    Raises: InputError if a word or a number cannot be used.
 
     Source: for words, Mosin et al. 2021, "Fine-Tuning Transformers: Vocabulary Transfer", and google-research/bert
     issue 9; for positions, Beltagy et al. 2020, "Longformer", section 5; for rotary ones "NTK-aware" scaling, Peng et
     al. 2023, "YaRN", section 3.1.
     """
-    if not (words or special or max_positions):
-        raise InputError("there is nothing to grow; give tokens to add, or max_positions")
     if words and special:
         raise InputError(
             "words and special tokens are added one after the other; grow the model twice"

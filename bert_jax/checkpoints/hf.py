@@ -246,6 +246,7 @@ def _settings(
     problem: str,
     dtype: str,
 ) -> JsonObject:
+    """Returns the content of config.json."""
     family = FAMILIES[config.family]
     settings = (
         {theirs: getattr(config, ours) for ours, theirs in family.settings.items()}
@@ -301,10 +302,6 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     values = {
         ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings
     }
-    if "hidden_size" not in values or "vocab_size" not in values:
-        raise InputError(
-            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is of another model"
-        )
     values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
     usual = dataclasses.replace(model_size(family.usual), family=name)
     config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")

@@ -267,4 +267,5 @@ def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Wh
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
+    """Returns the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -184,10 +184,6 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
         drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
-        if not config.vocab_size:
-            raise InputError(
-                "model.vocab_size is 0 or missing, and a trained model has words; copy the file again"
-            )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])

@@ -163,6 +163,7 @@ def find_damage(directory: Place) -> str | None:
 
 
 def _digest(path: Path) -> str:
+    """Returns the sha256 of a file, and tells the watchdog that work goes on."""
     digest = sha256_file(path)
     beat()
     return digest

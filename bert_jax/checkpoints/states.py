@@ -372,6 +372,7 @@ class Checkpoints:
             self._manager = self._open()
 
     def _sealed(self) -> list[int]:
+        """Returns the steps whose checkpoint has a seal, in ascending order."""
         return [step for step in self.steps() if (self._path(step) / SEAL).exists()]
 
     def _metrics(self) -> dict[int, tuple[int, float]]:
@@ -386,6 +387,7 @@ class Checkpoints:
         return ranks
 
     def _delete_surplus(self) -> None:
+        """Deletes the sealed checkpoints that are neither among the newest nor among the best."""
         sealed = self._sealed()
         best = sorted((rank, step) for step, rank in self._metrics().items())[: self.keep_best]
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}

@@ -154,10 +154,6 @@ def lease(
     Raises: InputError if the store cannot be reached or written, or has no conditional writes.
     """
     stores.check_no_pattern(directory)
-    if stores.protocol_of(url) not in stores.WORK_PROTOCOLS:
-        raise InputError(
-            f"{directory} cannot be locked; give a place in gs:// or s3://, or on this machine"
-        )
     held = Lease(url, on_loss, doing)
     holder = held.take()
     if holder:

@@ -143,7 +143,6 @@ def test_saved_and_loaded_it_is_the_same(bert, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "nothing to grow"),
         ({"words": ["ban"]}, r"'ban' is there already"),
         ({"words": ["[MASK]"]}, r"is there already"),
         ({"words": ["corona", "corona"]}, "'corona' is there already"),
