@@ -192,20 +192,23 @@ class Checkpoints:
         self._sealing.start()
 
     def _check_writable(self, needed: int) -> None:
-        """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost."""
+        """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost.
+
+        On a disk each process makes a file: the others would wait in Orbax for one that cannot. In a bucket the first
+        process makes an object, and asks whether its lease still holds.
+        """
         directory = self.directory
         if isinstance(directory, RemotePath):
 
             def write() -> None:
+                # TensorStore would try for minutes what this refuses at once
                 directory.check_writable()
-                check_writable(
-                    str(directory)
-                )  # TensorStore would try for minutes what this refuses
+                check_writable(str(directory))
 
             this_job().first_does(f"write to {directory}", write)
             return
 
-        def touch() -> None:  # the others would wait in Orbax for a process that cannot
+        def touch() -> None:
             # a run that is killed here leaves it to the next one
             probe = directory / f".probe-{this_job().index}"
             probe.write_bytes(b"")

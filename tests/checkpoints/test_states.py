@@ -548,8 +548,8 @@ def test_the_reason_is_told_where_tensorstore_says_it_last(tmp_path, said):
 
 def test_the_probe_of_a_run_that_was_killed_there_goes(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
-    checkpoints._touch()
+    checkpoints._check_writable(0)
     left = tmp_path / "c" / ".probe-0"
     left.write_text("")
-    checkpoints._touch()
+    checkpoints._check_writable(0)
     assert not left.exists()
