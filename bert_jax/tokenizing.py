@@ -8,7 +8,8 @@ from bert_jax.storage import files
 from bert_jax.storage.folder import Folder
 from bert_jax.storage.places import AnyPath
 from bert_jax.storage.resolve import resolve
-from bert_jax.text.tokenizer import Tokenizer, parse_tokenizer, tokenizer_of
+from bert_jax.text.hf_tokenizer import load_hf_tokenizer, parse_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_files import (
     ADDED,
     DESCRIBED,
@@ -53,7 +54,7 @@ def read_vocabulary(
 ) -> Tokenizer:
     """Returns the tokenizer of a vocabulary file on this machine; see `load_tokenizer`."""
     content = files.read_json(path) if path.suffix == ".json" else files.read_file(path)
-    return parse_tokenizer(content, path, {}, lowercase, strip_accents)
+    return parse_tokenizer(content, path, lowercase, strip_accents)
 
 
 def read_tokenizer(
@@ -67,7 +68,7 @@ def read_tokenizer(
         raise InputError(
             f"directory {folder.path} holds no {' and no '.join(names)}{hint}; see build_vocab"
         )
-    return tokenizer_of(read_tokenizer_files(folder), lowercase, strip_accents)
+    return load_hf_tokenizer(read_tokenizer_files(folder), lowercase, strip_accents)[0]
 
 
 def read_tokenizer_files(folder: Folder) -> TokenizerFiles:

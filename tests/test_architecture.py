@@ -59,6 +59,7 @@ HOMES = {
     "apache_beam": "data.beam",
     "backports": "storage.files",
     "compression": "storage.files",
+    "msgspec": "storage.schema",
     "fsspec": "storage.stores storage.ranges",
     "google_crc32c": "storage.files storage.stores",
     "safetensors": "checkpoints.hf_weights",

@@ -59,9 +59,9 @@ def edit(path, change) -> None:
         (("model", "layer_norm_epsilon"), 10**400, "is not from"),
         (("model", "initializer_stddev"), float("nan"), "initializer_stddev NaN is not from"),
         (("model", "vocab_multiple"), -1, "is not from 1"),
-        (("task",), ["encoder"], 'config.json: task is ["encoder"], not a text'),
-        (("labels",), {"0": "no"}, 'config.json: labels is {"0": "no"}, not a list'),
-        (("model", "x" * 300_000), 1, 'config.json: a key of model is "xxxx'),
+        (("task",), ["encoder"], "config.json: Expected `str`, got `array` - at `$.task`"),
+        (("labels",), {"0": "no"}, "config.json: Expected `array`, got `object` - at `$.labels`"),
+        (("model", "x" * 300_000), 1, 'config.json: model has no key "xxxx'),
     ],
 )
 def test_a_wrong_value_in_an_exported_model_is_one_line(copy, path, wrong, expected):
@@ -71,7 +71,7 @@ def test_a_wrong_value_in_an_exported_model_is_one_line(copy, path, wrong, expec
 
 def test_a_model_without_words_is_one_line(copy):
     edit(copy, lambda about: about | {"model": {}})
-    assert "config.json: model.vocab_size is 0 or missing" in refusal(load_pretrained, copy)
+    assert "model.vocab_size is 0, and a model has words" in refusal(load_pretrained, copy)
 
 
 def test_an_error_is_one_line_whatever_the_value_holds():
@@ -81,7 +81,7 @@ def test_an_error_is_one_line_whatever_the_value_holds():
 
 def test_a_missing_section_in_an_exported_model_is_one_line(copy):
     edit(copy, lambda about: mutations.without(about, ("model",)))
-    assert "config.json: model is missing; it should be an object" in refusal(load_pretrained, copy)
+    assert "config.json: Object missing required field `model`" in refusal(load_pretrained, copy)
 
 
 def test_parameters_that_were_damaged_before_they_were_sealed_are_one_line(copy):
@@ -123,7 +123,7 @@ def test_every_wrong_type_in_a_seal_is_damage(copy):
 def test_a_seal_says_what_stands_where(copy):
     about = json.loads((copy / SEAL).read_text())
     (copy / SEAL).write_bytes(mutations.dump(mutations.replaced(about, ("files", "config.json", "bytes"), "many")))
-    assert 'files.config.json.bytes is "many", not a whole number, 0 or more' in refusal(load_pretrained, copy)
+    assert "Expected `int`, got `str` - at `$.files[...].bytes`" in refusal(load_pretrained, copy)
 
 
 IDENTITY = {"dataset": "0" * 64, "later_datasets": []}
@@ -146,7 +146,7 @@ def test_a_work_directory_says_what_stands_where(tmp_path):
     identity = IDENTITY | {"run": mutations.replaced(to_dict(config), ("train", "num_steps"), "12")}
     write_json(tmp_path / "config.json", identity)
     message = refusal(check_workdir, tmp_path, IDENTITY, config)
-    assert f'{tmp_path / "config.json"}: run.train.num_steps is "12", not a whole number' in message
+    assert f"{tmp_path / 'config.json'}: run: Expected `int`, got `str` - at `$.train.num_steps`" in message
 
 
 def test_a_run_of_an_older_version_lacks_settings_and_has_others(tmp_path):
@@ -172,14 +172,14 @@ def test_results_that_are_damaged_are_one_line(tmp_path):
             (tmp_path / "results.json").write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
             mutations.outcome(lambda: read_results(tmp_path))
     (tmp_path / "results.json").write_bytes(mutations.dump(mutations.without(about, ("step",))))
-    assert "results.json: step is missing; it should be a whole number, 0 or more" in refusal(read_results, tmp_path)
+    assert "results.json: Object missing required field `step`" in refusal(read_results, tmp_path)
 
 
-def test_a_message_shows_the_beginning_of_what_is_long():
-    form = schema.record({"names": schema.list_of(schema.text())})
-    with pytest.raises(InputError) as caught:
-        schema.check({"names": ["a" * 10**6, 7 * 10**3000]}, form, "x.json", "copy it again")
-    assert str(caught.value) == f"x.json: names[1] is 7{'0' * 59}..., not a text; copy it again"
+@pytest.mark.parametrize("name", ["/a", "../a", "a/../../b", "..", "", "a\nb", "a\n", "\ud800"])
+def test_a_file_that_is_not_in_the_directory_is_no_name_of_one(name):
+    schema.check(["a", "a/b..c", "a.b/..c"], list[schema.FileName], "x.json", "copy it again")
+    with pytest.raises(InputError, match=r"x\.json: .*; copy it again"):
+        schema.check([name], list[schema.FileName], "x.json", "copy it again")
 
 
 def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
@@ -198,7 +198,8 @@ def test_a_setting_that_is_no_name_is_one_line(tmp_path, name):
     config = tiny_run("data")
     ours = IDENTITY | {"run": to_dict(config)}
     (tmp_path / "config.json").write_bytes(mutations.dump(mutations.replaced(ours, ("run", "model", name), 1)))
-    assert 'config.json: a key of run.model is "' in refusal(check_workdir, tmp_path, ours, config)
+    message = refusal(check_workdir, tmp_path, ours, config)
+    assert "belongs to a run with another model." in message or "surrogates not allowed" in message
 
 
 def test_a_setting_that_has_gone_does_not_stop_a_run_from_resuming(tmp_path):

@@ -172,6 +172,7 @@ def _read_offset(settings: JsonObject) -> dict[str, Any]:
 
 
 def _read_width(settings: JsonObject) -> dict[str, Any]:
+    """Returns the width of the tables, 0 where it is that of the layers."""
     width = settings.get("embedding_size", 128)
     return {"embedding_size": 0 if width == settings.get("hidden_size", 256) else width}
 
@@ -200,8 +201,7 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
         ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
         ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
     ):
-        of_kind = ropes.get(kind) if isinstance(ropes, dict) else None
-        rope = of_kind if isinstance(of_kind, dict) else {}
+        rope = ropes.get(kind) or {}
         form = rope.get("rope_type", rope.get("type", "default"))
         if form != "default" or settings.get("rope_scaling"):
             raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")
@@ -217,6 +217,7 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
 
 
 def _types(layers: int, every: int) -> list[str]:
+    """Returns the kinds of layers as transformers lists them: every n-th from the first on sees all."""
     return ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
 
 
@@ -396,13 +397,10 @@ def class_of(head: Head, family: str) -> str:
     return FAMILIES[family].prefix + end if end in _SHARED or (family == "bert" and end) else ""
 
 
-def check_expressible(config: ModelConfig, family: str, where: str) -> None:
-    """Raises: InputError, with its name, if an option of the model is not computed by the family."""
-    spec = FAMILIES[family]
-    if config.family != family:
-        raise InputError(
-            f"model.family {config.family} has no counterpart in {where}; write it as hf or bert_jax"
-        )
+def check_expressible(config: ModelConfig) -> None:
+    """Raises: InputError, with its name, if an option of the model is not computed by its family in transformers."""
+    spec = FAMILIES[config.family]
+    where = f"transformers' {spec.prefix}"
     if not config.type_vocab_size and "type_vocab_size" not in spec.fixed:
         raise InputError(f"model.type_vocab_size 0 has no counterpart in {where}; it has 1 or more")
     for name, value in spec.fixed.items():
@@ -414,10 +412,6 @@ def check_expressible(config: ModelConfig, family: str, where: str) -> None:
         raise InputError(f"model.activation {config.activation} has no counterpart in {where}")
 
 
-def name_of(family: object) -> str:
+def name_of(family: str) -> str:
     """Returns the name of a family's models for messages, given the family in a file; an unknown one is a BERT."""
-    return (
-        FAMILIES[family].prefix
-        if isinstance(family, str) and family in FAMILIES and family != "bert"
-        else "BERT"
-    )
+    return FAMILIES[family].prefix if family in FAMILIES and family != "bert" else "BERT"

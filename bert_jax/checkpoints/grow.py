@@ -46,26 +46,23 @@ def grow(
       max_positions: the new number of positions; 0 keeps it.
       special: tokens that are matched literally in text, such as the marks of entities [E1] and [/E1]; the tokenizer
         becomes one of tokenizer.json, which transformers reads too.
-    Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
+    Raises: InputError if a word or a number cannot be used.
 
     Source: for words, Mosin et al. 2021, "Fine-Tuning Transformers: Vocabulary Transfer", and google-research/bert
     issue 9; for positions, Beltagy et al. 2020, "Longformer", section 5; for rotary ones "NTK-aware" scaling, Peng et
     al. 2023, "YaRN", section 3.1.
     """
-    if not words and not max_positions and not special:
-        raise InputError("there is nothing to grow; give tokens to add, or max_positions")
     if words and special:
         raise InputError(
             "words and special tokens are added one after the other; grow the model twice"
         )
     tokenizer = bert.tokenizer
-    vocab_size, places = bert.config.vocab_size, np.zeros(0, np.int64)
+    places = np.zeros(0, np.int64)
     if words:
         tokenizer, places = _grow_vocab(bert.tokenizer, words, use_unused)
     if special:
         words, (tokenizer, places) = special, _add_special(bert.tokenizer, special)
-    if words:
-        vocab_size = max(vocab_size, tokenizer.vocab_size)
+    vocab_size = max(bert.config.vocab_size, tokenizer.vocab_size)
     if max_positions and max_positions < bert.config.max_positions:
         raise InputError(
             f"max_positions {max_positions} is below the {bert.config.max_positions} it has"
@@ -137,10 +134,18 @@ def _grow_vocab(
         raise InputError(
             f"a vocabulary of {tokenizer.kind} cannot grow, as words would be cut anew; train another"
         )
-    seen: set[str] = set()
-    for word in words:
-        _check_word(word, pieces, seen)
-        seen.add(word)
+    for place, word in enumerate(words):
+        problem = ""
+        if word in pieces.ids or word in words[:place]:
+            problem = "is there already; leave it out"
+        elif word.startswith(CONTINUATION):
+            problem = "is a piece of a word; give whole words"
+        elif (normal := pieces.normalizer(word)) != [word]:
+            problem = f"is {normal} to this tokenizer, so text would never give it; write it so"
+        elif len(word) > pieces.longest:
+            problem = f"has {len(word)} characters; longer than {pieces.longest} is [UNK]"
+        if problem:
+            raise InputError(f"token {word!r:.60} {problem}")
     vocab = list(tokenizer.vocab)
     places = list(range(len(vocab), len(vocab) + len(words)))
     if use_unused:
@@ -155,21 +160,3 @@ def _grow_vocab(
     for token_id, word in zip(places, words, strict=True):
         vocab[token_id] = word
     return Tokenizer(WordPiece(vocab, pieces.normalizer, pieces.longest)), np.array(places)
-
-
-def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
-    normal = pieces.normalizer(word)
-    if word in pieces.ids:
-        raise InputError(f"token {word!r} is in the vocabulary already; leave it out")
-    if word in seen:
-        raise InputError(f"token {word!r} is given twice; leave one out")
-    if word.startswith(CONTINUATION):
-        raise InputError(f"token {word!r} is a piece of a word; give whole words")
-    if normal != [word]:
-        raise InputError(
-            f"token {word!r} is {normal} to this tokenizer, so text would never give it; write it so"
-        )
-    if len(word) > pieces.longest:
-        raise InputError(
-            f"token {word[:20]!r}... has {len(word)} characters; longer than {pieces.longest} is [UNK]"
-        )

@@ -8,6 +8,7 @@ Source: transformers' configuration_bert.py and modeling_bert.py for the meaning
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -45,13 +46,14 @@ from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.heads.table import HEADS, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
-from bert_jax.settings.finetuning import TaskConfig, numbers_of
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, model_size
-from bert_jax.settings.rules import Values, from_dict, to_dict
+from bert_jax.settings.rules import Values, from_dict, numbers_of, to_dict
 from bert_jax.storage import files, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.places import AnyPath
+from bert_jax.storage.schema import Meta, check
 from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import read_tokenizer_files
@@ -59,14 +61,6 @@ from bert_jax.tokenizing import read_tokenizer_files
 _OF_TASKS = "task_specific_params"  # transformers' option for settings of a task
 _MULTILABEL = "multilabel"  # of our tasks
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-
-# Settings of dropout that are not kept, and the parts of a model that they concern; "" is all.
-_DROPOUTS = {
-    "classifier_dropout": "classifier",
-    "seq_classif_dropout": "classifier",
-    "qa_dropout": "span",
-    "embedding_dropout": "",
-}
 
 # Relatives that are refused, and the option that they would need.
 _NOT_COMPUTED = {
@@ -106,60 +100,43 @@ def load_hf(folder: Folder) -> Imported:
     kind = class_of(declared, config.family) if declared else ""
     with open_weights(folder, config.family, kind) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name, kind)
-    if pipeline := read_pipeline(folder, config, tokenizer.lowercase):
-        notes += [*pipeline.notes, *find_not_finite(params, name)]
-        whole, settings = params | pipeline.params, to_dict(pipeline.settings)
-        return Imported(
-            config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings
-        )
-    present = parts_of(params)
-    missing = [
-        part for part in (declared.parts_in(config) if declared else ()) if part not in present
-    ]
-    notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
+    with files.reading(str(folder.path)):
+        pipeline = read_pipeline(folder, config, tokenizer.lowercase)
+    if pipeline:
+        notes += pipeline.notes
+        whole, own = params | pipeline.params, to_dict(pipeline.settings)
+        return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), "", own)
+    present = parts_of(params)
+    missing = sorted(set(declared.parts_in(config)) - set(present)) if declared else []
+    notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     head = declared if declared and not missing else infer_head(present)
     if not declared and head.own_parts:
         notes.append(f"{where} names no class that is known here (architectures): by its tensors the model is a "
                      f"{class_of(head, config.family) or head.architecture}")  # fmt: skip
-    alike = (
-        candidate for candidate in HEADS.values() if candidate.architecture == head.architecture
-    )
-    head = next(
-        (
-            candidate
-            for candidate in alike
-            if settings.get("problem_type") in candidate.problem_types
-        ),
-        head,
-    )
-    for option, part in _DROPOUTS.items():
-        if part in (*present, "") and settings.get(option) not in (
-            None,
-            config.hidden_dropout_rate,
-        ):
-            where_it_is = f"before a {part}" if part else "of embeddings"
-            notes.append(
-                f"{option} {shown(settings[option])} is not kept; dropout {where_it_is} is hidden_dropout_rate "
-                f"{config.hidden_dropout_rate} here"
-            )
+    for other in HEADS.values():  # of one architecture
+        is_alike = other.architecture == head.architecture
+        if is_alike and settings.get("problem_type") in other.problem_types:
+            head = other
+            break
     if "auto_map" in settings:
         notes.append(
             f"{where} names code of the model's own (auto_map), which is not run: it is computed as a "
             f"{name_of(config.family)}"
         )
-    problem = _problem(settings, head, params) if head.problem_types else ""
+    with files.reading(str(where)):
+        problem = _problem(settings, head, params) if head.problem_types else ""
+        labels = _labels(settings, params) if head.has_labels else ()
+        own = _task_settings(settings, params, config) if head is MULTILABEL else {}
     if problem:
         notes.append(
             f"problem_type {problem} is kept; there are no predictions of it here, where classes exclude others"
         )
-    labels = _labels(settings, params, where, notes) if head.has_labels else ()
-    own = _task_settings(settings, head, params, config.max_positions, where)
     if head is SEQUENCES and not problem:
-        num_outputs = params["classifier"]["bias"].shape[0]
+        num_outputs = len(params["classifier"]["bias"])
         reranker, more = read_reranker(folder, settings, config, tokenizer.lowercase, num_outputs)
         notes += more
-        own = own if reranker is None else to_dict(reranker)
+        own = to_dict(reranker) if reranker else {}
     return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem, own)
 
 
@@ -193,7 +170,7 @@ def save_hf(
             "a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here"
         )
     family = FAMILIES[config.family]
-    check_expressible(config, config.family, f"transformers' {family.prefix}")
+    check_expressible(config)
     if config.position_offset not in (0, tokenizer.pad_id + 1):
         counted = f"1 + {tokenizer.pad_id}, the id of padding, from which transformers' {family.prefix} counts"
         raise InputError(f"model.position_offset {config.position_offset} is not {counted}")
@@ -221,7 +198,7 @@ def save_hf(
             _MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}
         }
     # whose default is the sigmoid
-    if head is SEQUENCES and params["classifier"]["bias"].shape[0] == 1:
+    if head is SEQUENCES and len(params["classifier"]["bias"]) == 1:
         settings["sentence_transformers"] = {"activation_fn": activation_path(activation)}
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
@@ -247,10 +224,9 @@ def _tensors(config: ModelConfig, head: Head, params: Params, dtype: str) -> Arr
     }
     kept = {name: part for name, part in params.items() if name in parts}
     arrays = from_params(kept | {"encoder": encoder}, "hf", config)
-    theirs = {
-        canonical: own for own, canonical in family.names_in(class_of(head, config.family)).items()
-    }
-    arrays = {_renamed(name, theirs): array for name, array in arrays.items()}
+    for own, canonical in family.names_in(class_of(head, config.family)).items():
+        for name in [name for name in arrays if name.rpartition(".")[0] == canonical]:
+            arrays[own + name.removeprefix(canonical)] = arrays.pop(name)
     if dtype != "float32":
         with np.errstate(over="ignore"):  # it is refused below
             arrays = {name: array.astype(dtype) for name, array in arrays.items()}
@@ -270,6 +246,7 @@ def _settings(
     problem: str,
     dtype: str,
 ) -> JsonObject:
+    """Returns the content of config.json."""
     family = FAMILIES[config.family]
     settings = (
         {theirs: getattr(config, ours) for ours, theirs in family.settings.items()}
@@ -285,9 +262,7 @@ def _settings(
         | ({} if dtype == "float32" else {"dtype": dtype, "torch_dtype": dtype})
     )  # for newer and older versions
     if head.has_labels:
-        names = labels or tuple(
-            f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0])
-        )
+        names = labels or _usual_labels(len(params["classifier"]["bias"]))
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
         settings["label2id"] = {label: index for index, label in enumerate(names)}
         if head.problem_types:
@@ -302,9 +277,9 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
 
     Raises: InputError, with the name of the option, if it is not a BERT, or a relative, as it is computed here.
     """
-    name = settings.get("model_type") or "bert"
-    family = FAMILIES.get(name, FAMILIES["bert"]) if isinstance(name, str) else FAMILIES["bert"]
-    if isinstance(name, str) and name in _NOT_COMPUTED:
+    name = str(settings.get("model_type") or "bert")
+    family = FAMILIES.get(name, FAMILIES["bert"])
+    if name in _NOT_COMPUTED:
         raise InputError(
             f"{where}: model_type {name} cannot be computed here: {_NOT_COMPUTED[name]}"
         )
@@ -327,10 +302,6 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     values = {
         ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings
     }
-    if "hidden_size" not in values or "vocab_size" not in values:
-        raise InputError(
-            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is of another model"
-        )
     values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
     usual = dataclasses.replace(model_size(family.usual), family=name)
     config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")
@@ -378,65 +349,38 @@ def _problem(settings: Mapping[str, object], head: Head, params: Params) -> str:
 
 def _usual_problem(head: Head, params: Params) -> str:
     """Returns the problem_type that follows from head and number of outputs, as in transformers: one is a score."""
-    return head.problem_types[0 if params["classifier"]["bias"].shape[0] == 1 else -1]
+    return head.problem_types[0 if len(params["classifier"]["bias"]) == 1 else -1]
 
 
-def _task_settings(
-    settings: Mapping[str, object], head: Head, params: Params, length: int, where: Path
-) -> Values:
+def _task_settings(settings: JsonObject, params: Params, config: ModelConfig) -> Values:
     """Returns the settings of a task whose thresholds `save_hf` wrote; {} if there are none."""
-    of_tasks = settings.get(_OF_TASKS)
-    of_task = (
-        of_tasks.get(_MULTILABEL) if head is MULTILABEL and isinstance(of_tasks, dict) else None
-    )
-    if not isinstance(of_task, dict) or "thresholds" not in of_task:
+    of_task = (settings.get(_OF_TASKS) or {}).get(_MULTILABEL) or {}
+    if "thresholds" not in of_task:
         return {}
-    given, count = of_task["thresholds"], params["classifier"]["bias"].shape[0]
-    numbers = given if isinstance(given, list) else []
-    if len(numbers) != count or not all(
-        type(number) in (int, float) and 0 <= number <= 1e15 for number in numbers
-    ):
-        raise InputError(
-            f"{where}: {_OF_TASKS}' thresholds {shown(given)} are not {count} numbers from 0 up"
-        )
+    thresholds, count = of_task["thresholds"], len(params["classifier"]["bias"])
+    kind = Annotated[
+        list[Annotated[float, Meta(ge=0, le=1e15)]], Meta(min_length=count, max_length=count)
+    ]
+    check(thresholds, kind, "thresholds", "correct them")
+    text = ",".join(map(repr, thresholds))
     return to_dict(
-        TaskConfig(name=_MULTILABEL, max_seq_length=length, thresholds=",".join(map(repr, numbers)))
+        TaskConfig(name=_MULTILABEL, max_seq_length=config.max_positions, thresholds=text)
     )
 
 
-def _labels(
-    settings: Mapping[str, object], params: Params, where: Path, notes: list[str]
-) -> tuple[str, ...]:
-    """Returns the names of the classes in their order; () if they are only numbers. Adds to the notes for the user."""
-    num_classes = params["classifier"]["bias"].shape[0]
-    names, numbers = settings.get("id2label"), settings.get("label2id")
-    of_numbers = (
-        {str(index): name for name, index in numbers.items()} if isinstance(numbers, dict) else {}
-    )
-    option = "id2label" if names else "label2id"
-    names = names or of_numbers
-    if not names:
-        return ()
-    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(
-        map(str, range(num_classes))
-    ):
+def _labels(settings: JsonObject, params: Params) -> tuple[str, ...]:
+    """Returns the names of the classes in their order; () if they are only numbers."""
+    count, numbers = len(params["classifier"]["bias"]), settings.get("label2id") or {}
+    names = settings.get("id2label") or {index: name for name, index in numbers.items()}
+    of_ids = {int(index): str(name) for index, name in names.items()}
+    labels = tuple(of_ids[index] for index in sorted(of_ids))
+    if of_ids and (sorted(of_ids) != list(range(count)) or len(set(labels)) < count):
         raise InputError(
-            f"{where}: {option} does not name the classes 0 to {num_classes - 1}; correct or remove it"
+            f"id2label or label2id does not name each of the {count} classes; correct or remove them"
         )
-    if of_numbers and of_numbers != {str(index): name for index, name in names.items()}:
-        notes.append(
-            f"{where}: label2id {shown(numbers)} is not what id2label {shown(names)} says, which is used"
-        )
-    labels = tuple(str(names[key]) for key in sorted(names, key=int))
-    if len(set(labels)) < len(labels):
-        names = ", ".join(labels)[:80]
-        raise InputError(
-            f"{where}: {option} has two classes of one name ({names}); rename one, or remove it"
-        )
-    return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels
+    return () if labels == _usual_labels(count) else labels
 
 
-def _renamed(name: str, renamed: Mapping[str, str]) -> str:
-    """Returns the name of a tensor with another module, if that of it has one."""
-    module, dot, leaf = name.rpartition(".")
-    return renamed.get(module, module) + dot + leaf
+def _usual_labels(count: int) -> tuple[str, ...]:
+    """Returns the names that transformers gives classes without names."""
+    return tuple(f"LABEL_{index}" for index in range(count))

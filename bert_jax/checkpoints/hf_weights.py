@@ -5,9 +5,8 @@ Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.ind
 """
 
 import contextlib
-import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,20 +34,17 @@ def open_weights(
 
     `family` and `kind`, the class of the model if known, determine which tensors repeat others; these are left out.
     """
-    strays = folder.matching("model-*-of-*.safetensors")
-    others = [INDEX] if INDEX in folder else strays
-    if WEIGHTS in folder and others:
+    shards = folder.matching("model-*-of-*.safetensors")
+    if WEIGHTS in folder and (shards or INDEX in folder):
         raise InputError(
-            f"{folder.path} has both {WEIGHTS} and shards ({others[0]}); remove those of another model"
+            f"{folder.path} has both {WEIGHTS} and shards of it; remove those of another model"
         )
-    if strays and INDEX not in folder:
-        raise InputError(f"{folder.path} has {strays[0]} and no {INDEX}; copy it as well")
     with contextlib.ExitStack() as stack:
         if INDEX in folder or WEIGHTS in folder:
-            name = folder / (INDEX if INDEX in folder else WEIGHTS)
-            streams = (
-                _open_shards(folder, stack) if INDEX in folder else [_open(folder, WEIGHTS, stack)]
-            )
+            name, files_of = folder / WEIGHTS, {WEIGHTS}
+            if INDEX in folder:
+                name, files_of = folder / INDEX, set(_weight_map(folder, INDEX).values())
+            streams = [_open(folder, file, stack) for file in sorted(files_of)]
             homes = {tensor: stream for stream in streams for tensor in stream.keys()}
             shapes = {
                 tensor: tuple(stream.get_slice(tensor).get_shape())
@@ -61,17 +57,13 @@ def open_weights(
                 {key: tuple(array.shape) for key, array in arrays.items()},
                 arrays.__getitem__,
             )
-        prefix = find_prefix(shapes, functools.partial(_has_words, family, name))
+        table = {row.ours: row.hf for row in table_of(family)}
+        words = table["encoder/embeddings/word/embedding"]
+        prefix = find_prefix(
+            shapes, lambda names: words in canonical_names(names, "hf", name, family)
+        )
         shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
         yield name, *_without_ties(family, kind, shapes, lambda tensor: read(prefix + tensor), name)
-
-
-def _has_words(family: str, where: Path, names: Iterable[str]) -> bool:
-    """Returns whether the table of words is among a model's names."""
-    words = next(
-        row.hf for row in table_of(family) if row.ours == "encoder/embeddings/word/embedding"
-    )
-    return words in canonical_names(names, "hf", where, family)
 
 
 def read_tensors(folder: Folder) -> Arrays:
@@ -130,27 +122,12 @@ def _open(folder: Folder, name: str, stack: contextlib.ExitStack) -> Any:
         return stack.enter_context(safetensors.safe_open(path, framework="np"))
 
 
-def _open_shards(folder: Folder, stack: contextlib.ExitStack) -> list[Any]:
-    """Returns the open shards. Raises: InputError if one is missing, or its tensors differ from the index."""
-    homes = _weight_map(folder, INDEX)
-    streams = []
-    for name in sorted(set(homes.values())):
-        streams.append(_open(folder, name, stack))
-        expected = {tensor for tensor, home in homes.items() if home == name}
-        different = sorted(expected ^ set(streams[-1].keys()))
-        if different:
-            raise InputError(
-                f"{folder / name} and {INDEX} differ about {different[0]}; copy both from one place"
-            )
-    return streams
-
-
 def _weight_map(folder: Folder, index: str) -> dict[str, str]:
     """Returns {tensor: name of the file that has it}."""
     where = folder / index
     with files.reading(str(where)):
         homes = folder.json(index)["weight_map"]
-    schema.check(homes, schema.map_of(schema.file_name), f"{where}: weight_map", "copy it again")
+    schema.check(homes, dict[str, schema.FileName], f"{where}: weight_map", "copy it again")
     return homes
 
 

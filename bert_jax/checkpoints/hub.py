@@ -7,6 +7,10 @@ from typing import Any
 
 from bert_jax.errors import InputError, one_line
 
+_FIXES = {  # by the status with which the hub refuses
+    401: "log in again: hf auth login",
+    403: "use a token with write access, or another ORG",
+}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -73,27 +77,8 @@ def upload_model(directory: Path, url: str, revision: str, message: str, private
                 commit_message=message,
             ).commit_url
         )
-    except huggingface_hub.errors.HfHubHTTPError as error:
-        raise _refused(url, error) from None
     except Exception as error:  # noqa: BLE001 - errors of the network have no type in common over its versions
-        reason = one_line(error)[:200]
-        raise InputError(
-            f"cannot upload to {url}: {reason}; check the network and {api.endpoint}"
-        ) from None
-
-
-def _refused(url: str, error: Exception) -> InputError:
-    """Returns the error for a failed request to the hub."""
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    reason = one_line(Exception(getattr(error, "server_message", None) or error))[:200]
-    if status == 401:
-        return InputError(
-            f"the hub does not know the token for {url} ({reason}); log in again: hf auth login"
-        )
-    if status == 403:
-        return InputError(
-            f"the token may not write to {url} ({reason}); use one with write access, or another ORG"
-        )
-    return InputError(
-        f"the hub refused {url} with status {status} ({reason}); what was there before is unchanged"
-    )
+        reason = one_line(Exception(getattr(error, "server_message", None) or error))[:200]
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        fix = _FIXES.get(status, f"check the network and {api.endpoint}")
+        raise InputError(f"cannot upload to {url} ({status}): {reason}; {fix}") from None

@@ -137,7 +137,12 @@ def to_params(
     rows = [row for row in rows if part_of(row.ours) in present]
     _check_names(names, {name for row in rows for name in wanted[row.ours]}, form, where)
     for row in rows:
-        shape = _their_shape(row, form, expected[row.ours].shape, config)
+        shape = expected[row.ours].shape[is_stacked(row.ours) :]
+        if row.kind == "vocab":
+            shape = (config.vocab_size, *shape[1:])
+        if row.is_flipped(form):
+            shape = shape[::-1]
+        shape = (shape[0] * row.piece[1], *shape[1:])
         for name in wanted[row.ours]:
             if tuple(shapes[names[name]]) != shape:
                 given = f"{names[name]} has shape {tuple(shapes[names[name]])}"
@@ -246,15 +251,6 @@ def unflatten(flat: Mapping[str, PyTree]) -> Params:
     return params
 
 
-def _their_shape(
-    row: Parameter, form: Form, shape: tuple[int, ...], config: ModelConfig
-) -> tuple[int, ...]:
-    shape = shape[1:] if is_stacked(row.ours) else shape
-    shape = (config.vocab_size, *shape[1:]) if row.kind == "vocab" else shape
-    shape = shape[::-1] if row.is_flipped(form) else shape
-    return (shape[0] * row.piece[1], *shape[1:])
-
-
 def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Where) -> None:
     missing = sorted(used - names.keys())
     unknown = sorted(
@@ -272,4 +268,5 @@ def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Wh
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
+    """Returns the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

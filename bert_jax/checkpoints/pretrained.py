@@ -6,6 +6,7 @@ import functools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import numpy as np
@@ -96,16 +97,16 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
         lambda leaf: leaf if leaf.dtype == np.float32 else leaf.astype(np.float32), bert.params
     )
     with new_directory(directory, lambda there: replace and (there / SEAL).exists()) as temporary:
-        about = {
+        about: JsonObject = {
             "format": 1,
             "model": to_dict(bert.config),
             "task": bert.task,
             "labels": list(bert.labels),
         }
-        about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
-        about |= {"trained": bert.trained} if bert.trained else {}
-        about |= {"problem": bert.problem} if bert.problem else {}
-        about |= {"tokenizer": bert.tokenizer.fingerprint}
+        about["tokenizer"] = bert.tokenizer.fingerprint
+        for name in ("task_settings", "trained", "problem"):
+            if value := getattr(bert, name):
+                about[name] = value
         write_json(temporary / "config.json", about)
         bert.tokenizer.save(temporary / "tokenizer")
         num_arrays = len(jax.tree.leaves(params))
@@ -143,7 +144,16 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
 def read_pretrained(source: Resolved) -> Pretrained:
     """Returns the model at a path in one of three formats, as `bert_jax.load_pretrained`, which also warns."""
     if source.format == "bert_jax":
-        return _load_own(source)
+        is_model = source.expect("model") == "model"
+        if isinstance(source.place, Path):
+            return _load_directory(source.folder(), None if is_model else source.place)
+        # only small files of a work directory in an object store are copied here
+        names = () if is_model else ("config.json", "tokenizer/")
+        folder = open_folder(local_directory(source.place, names))
+        try:
+            return _load_directory(folder, None if is_model else source.place)
+        except InputError as error:
+            raise type(error)(str(error).replace(str(folder.path), str(source.place))) from None
     folder = fetch(source.given) if is_hub(source.given) else source.folder()
     if source.format == "hf":
         imported = load_hf(folder)
@@ -156,46 +166,25 @@ def read_pretrained(source: Resolved) -> Pretrained:
     return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})
 
 
-_ABOUT = schema.record(
-    {"model": schema.record({})},
-    {
-        "task": schema.text(),
-        "labels": schema.list_of(schema.text()),
-        "task_settings": schema.settings(TaskConfig),
-        "trained": schema.map_of(schema.integer()),
-        "tokenizer": schema.text(),
-        "problem": schema.text(),
-    },
-)
-
-
-def _load_own(source: Resolved) -> Pretrained:
-    """Returns a model in our format. Only small files of a work directory in an object store are copied here."""
-    is_model = source.expect("model") == "model"
-    if isinstance(source.place, Path):
-        return _load_directory(source.folder(), None if is_model else source.place)
-    folder = open_folder(
-        local_directory(source.place, () if is_model else ("config.json", "tokenizer/"))
-    )
-    try:
-        return _load_directory(folder, None if is_model else source.place)
-    except InputError as error:
-        raise type(error)(str(error).replace(str(folder.path), str(source.place))) from None
+class _About(TypedDict):
+    model: dict[str, Any]
+    task: NotRequired[str]
+    labels: NotRequired[list[str]]
+    task_settings: NotRequired[TaskConfig]
+    trained: NotRequired[dict[str, schema.Count]]
+    tokenizer: NotRequired[str]
+    problem: NotRequired[str]
 
 
 def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
     """Returns the model in a directory, or with its parameters from the newest checkpoint of a work directory."""
     path, where = folder.path, folder / "config.json"
     about = folder.json("config.json")
-    schema.check(about, _ABOUT, where, "it is damaged, or was not written here")
+    schema.check(about, _About, where, "it is damaged, or was not written here")
     try:
         drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
-        if not config.vocab_size:
-            raise InputError(
-                "model.vocab_size is 0 or missing, and a trained model has words; copy the file again"
-            )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
@@ -214,39 +203,29 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
         params = restore_tree(path / "params", abstract, alone=True)
         trained = about.get("trained", {})
     else:
-        read = functools.partial(_read_checkpoint, config, task)
+
+        def read(path: Place) -> tuple[Params, JsonObject]:
+            sealed = read_json(path / SEAL)
+            of_model = {
+                name: about
+                for name, about in sealed["arrays"].items()
+                if name.startswith("params/")
+            }
+            flat = {name.removeprefix("params/"): about for name, about in of_model.items()}
+            abstract = {"params": _abstract(path, config, task, flat)}
+            return restore_tree(state_place(path, sealed), abstract, alone=True)["params"], sealed
+
         (params, sealed), passed_over = read_newest(workdir / "checkpoints", read)
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, fingerprint, sealed.get("tokenizer"))
         trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
-    num_classes = (
-        len(params["classifier"]["bias"])
-        if "classifier" in params and task in HEADS
-        else len(labels)
-    )
-    if labels and len(labels) != num_classes:
-        raise InputError(
-            f"{where} names {len(labels)} classes, and the classifier has {num_classes}; correct labels"
-        )
     rest = {
         "task_settings": about.get("task_settings", {}),
         "trained": trained,
         "problem": about.get("problem", ""),
     }
     return Pretrained(config, params, tokenizer, task, tuple(labels), **rest)
-
-
-def _read_checkpoint(config: ModelConfig, task: str, path: Place) -> tuple[Params, JsonObject]:
-    """Returns the parameters and the seal of a checkpoint."""
-    sealed = read_json(path / SEAL)
-    flat = {
-        key.removeprefix("params/"): spec
-        for key, spec in sealed["arrays"].items()
-        if key.startswith("params/")
-    }
-    abstract = {"params": _abstract(path, config, task, flat)}
-    return restore_tree(state_place(path, sealed), abstract, alone=True)["params"], sealed
 
 
 def _check_tokenizer(path: Path, fingerprint: str, expected: str | None) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax.checkpoints.sealed import SEAL
@@ -44,45 +44,37 @@ def delete(path: Place) -> None:
 
 def set_aside(path: Place) -> None:
     """Moves a checkpoint to "damaged/" beside its directory, and deletes all but the newest `KEPT_DAMAGED` there."""
-    if isinstance(path, RemotePath):
-        _set_aside_remote(path)
+    if isinstance(path, RemotePath):  # within the store; the highest steps stay there
+        of_store = path.parent.parent / "damaged"
+        (of_store / path.name).delete_all()
+        copy_below(str(path), str(of_store / path.name))
+        delete(path)
+        for older in sorted(of_store.iterdir())[:-KEPT_DAMAGED]:
+            if older.name != path.name:
+                older.delete_all()
         return
     aside = path.parent.parent / "damaged" / path.name
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     os.utime(aside)
-    for older in sorted(aside.parent.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)[
-        :-KEPT_DAMAGED
-    ]:
-        shutil.rmtree(older, ignore_errors=True)
+    by_age = sorted(aside.parent.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)
+    for entry in by_age[:-KEPT_DAMAGED]:
+        shutil.rmtree(entry, ignore_errors=True)
 
 
-def _set_aside_remote(path: RemotePath) -> None:
-    """Copies a checkpoint to "damaged/" within the store, and deletes it; the highest steps stay there."""
-    aside = path.parent.parent / "damaged"
-    (aside / path.name).delete_all()
-    copy_below(str(path), str(aside / path.name))
-    delete(path)
-    for older in sorted(aside.iterdir())[:-KEPT_DAMAGED]:
-        if older.name != path.name:
-            older.delete_all()
-
-
-def sweep_checkpoints(
-    directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]
-) -> None:
+def sweep_checkpoints(directory: Place, checkpoints: Sequence[Place]) -> None:
     """Finishes the deletion of checkpoints that a killed run was deleting.
 
-    `checkpoints` are the directory's, oldest first. An incomplete one that is older than a complete one was
-    being deleted by an early version, which did not rename. Failures are ignored; the next run tries again.
+    `checkpoints` are the directory's, oldest first. One without a seal that is older than one with a seal was being
+    deleted. Failures are ignored; the next run tries again.
     """
     if isinstance(directory, Path):
         for path in directory.glob(f".*{DELETED}"):
             shutil.rmtree(path, ignore_errors=True)
-    complete = [is_complete(path) for path in checkpoints]
-    newest = max((number for number, whole in enumerate(complete) if whole), default=0)
-    for path, whole in zip(checkpoints[:newest], complete[:newest]):
+    sealed = [(path / SEAL).exists() for path in checkpoints]
+    newest = max((number for number, whole in enumerate(sealed) if whole), default=0)
+    for path, whole in zip(checkpoints[:newest], sealed):
         if not whole:
             with contextlib.suppress(OSError, StoppedError):
                 delete(path)

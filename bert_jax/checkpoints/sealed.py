@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seals of checkpoints and models: a file that lists every other file with its size and a checksum.
 
-On a file system the checksum is a sha256, computed from the data written. In an object store it is the store's own: the
-CRC-32C of each object, or its ETag. So neither a seal nor a check reads a checkpoint back from a bucket.
+On a file system the checksum is a sha256, computed from the data written. In gs:// it is the store's own, the CRC-32C
+of each object. So neither a seal nor a check reads a checkpoint back from a bucket.
 """
 
 import hashlib
@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, NotRequired, TypedDict, TypeVar
 
 from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json, sha256_file
 from bert_jax.storage.places import Place, RemotePath, scratch
+from bert_jax.storage.schema import Count, FileName, Meta, Sha256
 from bert_jax.storage.stores import Checksums, crc32c_of
 from bert_jax.storage.writing import sync, write_json
 
@@ -25,35 +26,28 @@ Read = TypeVar("Read")
 SEAL = "checksums.json"
 _ATTEMPTS = 5  # to read checkpoints while a run deletes old ones
 
-# "md5" is an ETag that was found to be the MD5 of its object; other ETags say only that an object is the same one.
-_FILE = schema.record(
-    {"bytes": schema.integer()},
-    {"sha256": schema.SHA256, "crc32c": schema.text(), "md5": schema.text(), "etag": schema.text()},
-)
-_SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
-_SEAL = schema.record(
-    {
-        "files": schema.map_of(_FILE, key=schema.file_name),
-        "arrays": schema.map_of(
-            schema.tuple_of(schema.text(), schema.list_of(schema.integer(0, 2**31 - 1)))
-        ),
-    },
-    {
-        "notes": schema.record(
-            {},
-            {
-                "unreported": _SUMS,
-                "seen": schema.or_null(schema.map_of(schema.integer())),
-                "overdue": schema.true_or_false,
-                "best": schema.list_of(schema.number(finite=False)),
-            },
-        ),
-        "phase": schema.integer(),
-        "step": schema.integer(),
-        "state": schema.text(r"state(-\w+)?", "the name of a state"),
-        "tokenizer": schema.text(),
-    },
-)
+
+class _File(TypedDict):
+    bytes: Count
+    sha256: NotRequired[Sha256]
+    crc32c: NotRequired[str]
+
+
+class _Notes(TypedDict, total=False):
+    unreported: dict[str, tuple[float, float]]
+    seen: dict[str, Count] | None
+    overdue: bool
+    best: list[float]
+
+
+class _Seal(TypedDict):
+    files: dict[FileName, _File]
+    arrays: dict[str, tuple[str, list[Annotated[int, Meta(ge=0, lt=2**31)]]]]
+    notes: NotRequired[_Notes]
+    phase: NotRequired[Count]
+    step: NotRequired[Count]
+    state: NotRequired[Annotated[str, Meta(pattern=r"^state(-\w+)?\Z")]]
+    tokenizer: NotRequired[str]
 
 
 def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
@@ -96,10 +90,10 @@ def write_seal(directory: Place, content: Mapping[str, object]) -> None:
 def read_seal(directory: Place) -> JsonObject:
     """Returns the content of a seal.
 
-    Those of format 1 have no digest. Raises: InputError if it cannot be read or is not as it was written.
+    Raises: InputError if it cannot be read or is not as it was written.
     """
     content = read_json(directory / SEAL)
-    schema.check(content, _SEAL, directory / SEAL, "it is damaged")
+    schema.check(content, _Seal, directory / SEAL, "it is damaged")
     if content.get("format", 1) == 1 and "digest" not in content:
         return content
     try:
@@ -125,23 +119,15 @@ def _digest_of(content: Mapping[str, object]) -> str:
 
 
 def _objects(directory: RemotePath, below: str) -> dict[str, Checksums]:
-    """Returns the objects below a prefix with the store's checksums, for a seal; computed where the store has none."""
-    objects = {
-        name: about
-        for name, about in directory.listing().items()
-        if name != SEAL and name.startswith(below)
-    }
-    for name, about in objects.items():
-        if about.keys() == {"bytes"}:
-            about["sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
-    etags = {name: about for name, about in objects.items() if "etag" in about}
-    if etags:  # are they MD5s here? not with KMS, nor of objects that were sent in parts
-        smallest = min(etags, key=lambda name: etags[name]["bytes"])
-        digest = hashlib.md5((directory / smallest).read_bytes(), usedforsecurity=False).hexdigest()
-        if etags[smallest]["etag"] == digest:
-            for about in etags.values():
-                if len(about["etag"]) == len(digest):
-                    about["md5"] = about.pop("etag")
+    """Returns the objects below a prefix with the store's CRC-32C, for a seal; a sha256 where the store has none."""
+    objects: dict[str, Checksums] = {}
+    for name, about in directory.listing().items():
+        if name == SEAL or not name.startswith(below):
+            continue
+        if "crc32c" not in about:
+            sha256 = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+            about = {"bytes": about["bytes"], "sha256": sha256}
+        objects[name] = about
     return objects
 
 
@@ -153,87 +139,56 @@ def find_damage(directory: Place) -> str | None:
         content = read_seal(directory)
     except InputError as error:
         return str(error).removeprefix(f"{directory}/")
-    if not content["arrays"]:
-        return f"{SEAL} names no arrays"
-    if not content["files"]:
-        return f"{SEAL} names no files"
-    if isinstance(directory, RemotePath):
-        return _find_changed(directory, content["files"])
+    for part in ("arrays", "files"):
+        if not content[part]:
+            return f"{SEAL} names no {part}"
+    objects = directory.listing() if isinstance(directory, RemotePath) else {}
     for name, expected in content["files"].items():
-        path, size = directory / name, expected["bytes"]
         try:
-            actual = path.stat().st_size if path.is_file() else None
-            if actual is None:
-                return f"file {name} is missing"
-            if actual != size:
-                return f"file {name} has {actual} bytes in place of {size}"
-            if any(
-                _DIGESTS[kind](path) != value
-                for kind, value in expected.items()
-                if kind in _DIGESTS
-            ):
-                return f"file {name} has another checksum than when it was written"
-        except FileNotFoundError:  # deleted meanwhile
+            if isinstance(directory, RemotePath):
+                actual = _object_sums(directory / name, objects[name], expected)
+            else:
+                actual = _file_sums(directory / name, expected)
+        except (FileNotFoundError, KeyError):  # deleted, maybe meanwhile
             return f"file {name} is missing"
         except PermissionError:  # of this user: the file may be whole
             raise
         except OSError as error:  # a bad sector
             return f"file {name} cannot be read: {error.strerror or error}"
+        if actual["bytes"] != expected["bytes"]:
+            return f"file {name} has {actual['bytes']} bytes in place of {expected['bytes']}"
+        if any(actual[kind] != expected[kind] for kind in expected.keys() & actual.keys()):
+            return f"file {name} has another checksum than when it was written"
     return None
 
 
 def _digest(path: Path) -> str:
+    """Returns the sha256 of a file, and tells the watchdog that work goes on."""
     digest = sha256_file(path)
     beat()
     return digest
 
 
-def _md5_file(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()
-
-
 # Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
-_DIGESTS: dict[str, Callable[[Path], str]] = {
-    "sha256": _digest,
-    "crc32c": crc32c_of,
-    "md5": _md5_file,
-}
+_DIGESTS: dict[str, Callable[[Path], str]] = {"sha256": _digest, "crc32c": crc32c_of}
 
 
-def _find_changed(directory: RemotePath, files: dict[str, Checksums]) -> str | None:
-    """Returns the first damage of the objects of a sealed prefix, by the store's checksums where it has them."""
-    objects = directory.listing()
-    for name, expected in files.items():
-        actual = objects.get(name)
-        if actual is None:
-            return f"file {name} is missing"
-        if actual["bytes"] != expected["bytes"]:
-            return f"file {name} has {actual['bytes']} bytes in place of {expected['bytes']}"
-        actual |= {"md5": actual["etag"]} if "md5" in expected and "etag" in actual else {}
-        kinds = [kind for kind in expected if kind != "bytes"]
-        # it was copied from another kind of place
-        if kinds and not any(kind in actual for kind in kinds):
-            with scratch(directory) as folder:
-                copy = Path(folder, "object")
-                copy.write_bytes((directory / name).read_bytes())
-                actual |= {kind: _DIGESTS[kind](copy) for kind in kinds if kind in _DIGESTS}
-        if any(actual[kind] != expected[kind] for kind in kinds if kind in actual):
-            return f"file {name} has another checksum than when it was written"
-    return None
+def _file_sums(path: Path, expected: Checksums) -> Checksums:
+    """Returns the size of a local file, and if that is the expected one the checksums that are expected."""
+    actual: Checksums = {"bytes": path.stat().st_size}
+    if actual == {"bytes": expected["bytes"]}:
+        actual |= {kind: _DIGESTS[kind](path) for kind in expected.keys() & _DIGESTS.keys()}
+    return actual
 
 
-def is_complete(directory: Place) -> bool:
-    """Returns whether a directory is sealed and has every file, whatever their content; True if the seal is damaged."""
-    if not (directory / SEAL).exists():
-        return False
-    try:
-        names = read_json(directory / SEAL)["files"]
-        if isinstance(directory, RemotePath):
-            return set(names) <= directory.listing().keys()
-        return all((directory / name).is_file() for name in names)
-    except (InputError, KeyError, TypeError):
-        return True
+def _object_sums(path: RemotePath, actual: Checksums, expected: Checksums) -> Checksums:
+    """Returns the store's size and checksum of an object; those that are expected if the store has others."""
+    if expected.keys() & actual.keys() == {"bytes"} != expected.keys():
+        with scratch(path) as folder:  # it was copied from another kind of place
+            copy = Path(folder, "object")
+            copy.write_bytes(path.read_bytes())
+            actual = _file_sums(copy, expected)
+    return actual
 
 
 def checkpoint_steps(directory: Place) -> list[int]:

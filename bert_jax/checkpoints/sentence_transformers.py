@@ -5,20 +5,19 @@ modules.json lists them. The model lies at the root, or in 0_Transformer, and th
 Versions before 6 have other names for the types and options, and read what is written here; version 6 does too.
 """
 
-import dataclasses
 import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.hf_weights import WEIGHTS, read_tensors, write_weights
 from bert_jax.checkpoints.names import find_not_finite
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError, reading, shown
 from bert_jax.model.objective import Params
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
@@ -33,8 +32,10 @@ _LENGTHS = (
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")),
 )
 # types of modules
-_OWN = r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:\w+\.)*(\w+)"
-_KINDS = ("Transformer", "Pooling", "Dropout", "Dense", "Normalize")
+_TYPES = (
+    r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:\w+\.)*"
+    "(Transformer|Pooling|Dropout|Dense|Normalize)"
+)
 # Ours -> pooling_mode_* before version 6, where several stand in this order, and the name since.
 _POOLINGS = {
     "cls": ("cls_token", "cls"),
@@ -45,22 +46,6 @@ _POOLINGS = {
     "last": ("lasttoken", "lasttoken"),
 }
 _OLD = {f"pooling_mode_{old}": ours for ours, (old, _) in _POOLINGS.items()}
-_POOLING_OPTIONS = (
-    "word_embedding_dimension",
-    "embedding_dimension",
-    "pooling_mode",
-    "include_prompt",
-    *_OLD,
-)
-_NAMES_OF_FEATURES = ("module_input_name", "module_output_name")
-_DENSE_OPTIONS = (
-    "in_features",
-    "out_features",
-    "bias",
-    "activation_function",
-    "use_residual",
-    *_NAMES_OF_FEATURES,
-)
 _ACTIVATIONS = {
     "tanh": "torch.nn.modules.activation.Tanh",
     "relu": "torch.nn.modules.activation.ReLU",
@@ -68,20 +53,33 @@ _ACTIVATIONS = {
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "none": "torch.nn.modules.linear.Identity",
 }
-_QUERY, _PASSAGES = (
-    "query",
-    ("document", "passage", "corpus"),
-)  # names of prompts; of passages the first that has a text
-_SENTENCE = "sentence_embedding"  # the feature that modules pass on
-_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-_ARGUMENTS = tuple(
-    f"{of}_{kind}"
-    for of in ("model", "tokenizer", "processor", "config")
-    for kind in ("args", "kwargs")
+# names of prompts; of passages the first that has a text
+_QUERY, _PASSAGES = "query", ("document", "passage", "corpus")
+_ALONE = f"to use its model alone, remove {MODULES} from a copy"
+
+# The options of each module, and the values that are computed here; () is read below.
+_OF_ALL: dict[str, tuple] = dict.fromkeys(
+    ("module_input_name", "module_output_name"), (None, "sentence_embedding")
 )
+_SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "out_features")
+_POOLING = _OF_ALL | dict.fromkeys((*_SIZES[:2], "pooling_mode", "include_prompt", *_OLD), ())
+_DENSE = (
+    _OF_ALL
+    | dict.fromkeys((*_SIZES[2:], "activation_function"), ())
+    | {"bias": (None, True, False), "use_residual": (None, False)}
+)
+_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+_TRANSFORMER = {
+    "transformer_task": (None, "feature-extraction"),
+    "module_output_name": (None, "token_embeddings"),
+    "processing_kwargs": (None, {}),
+    "query_length": (None,),
+    "document_length": (None,),
+    "query_expansion": (None, False),
+}
+_ARGUMENTS = r"(model|tokenizer|processor|config)_(args|kwargs)"
 # of these, for vectors
 _HARMLESS = {"trust_remote_code", "attn_implementation", "add_pooling_layer"}
-_ALONE = f"to use its model alone, remove {MODULES} from a copy"
 
 
 class Pipeline(NamedTuple):
@@ -99,103 +97,97 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
 
     Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
-    home = (
-        open_folder(folder.path.parent)
-        if re.fullmatch(r"\d+_Transformer", folder.path.name)
-        else folder
-    )
+    inside = re.fullmatch(r"\d+_Transformer", folder.path.name)
+    home = open_folder(folder.path.parent) if inside else folder
     if MODULES not in home:
         return None
-    about = home.object(_ABOUT)
-    model_type = about.get("model_type")
-    folders = _folders(home, folder, is_reranker=model_type == "CrossEncoder")
-    if not folders:
-        return None
-    if model_type not in (None, "SentenceTransformer"):
-        raise InputError(
-            f"{home / _ABOUT}: model_type {shown(model_type)} cannot be computed here; {_ALONE}"
-        )
-    prompts, notes = _prompts(about, home / _ABOUT)
-    kind = about.get("similarity_fn_name")
-    if kind not in (None, "cosine", "dot" if "Normalize" in folders else None):
+    about, where = home.object(_ABOUT), home / _ABOUT
+    modules = _modules(home, folder)
+    kinds = [kind for kind, _ in modules]
+    if about.get("model_type") == "CrossEncoder" and kinds == ["Transformer"]:
+        return None  # a reranker, a model with a head as others are
+    if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
+        what = f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
+        raise InputError(f"{home / MODULES} has {what}, which cannot be computed here; {_ALONE}")
+    _allow(about, {"model_type": (None, "SentenceTransformer")}, where)
+    prompts, notes = _prompts(about, where)
+    similarity = about.get("similarity_fn_name")
+    if similarity not in (None, "cosine", "dot" if "Normalize" in kinds else None):
         notes.append(
-            f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here"
+            f"similarity_fn_name {shown(similarity)} is not kept; vectors are compared by their cosine here"
         )
     kept = about.get("truncate_dim")
-    if kept is not None and (type(kept) is not int or kept < 1):
-        raise InputError(
-            f"{home / _ABOUT}: truncate_dim {shown(kept)} is not a number of dimensions; correct it"
-        )
+    if kept is not None:
+        number = Annotated[int, schema.Meta(ge=1)]
+        schema.check(kept, number, f"{where}: truncate_dim", "correct it")
+    folders = dict(modules)
     poolings = _poolings(folders["Pooling"], any(prompts.values()))
-    size = model.hidden_size * len(poolings)
-    dense, params = _dense(folders["Dense"], size) if "Dense" in folders else ({}, {})
-    if params:
+    options: dict[str, Any] = {"pooling": ",".join(poolings), "normalize": "Normalize" in kinds}
+    params: Params = {}
+    if "Dense" in folders:
+        dense, params = _dense(folders["Dense"], model.hidden_size * len(poolings))
+        options |= dense
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
-    options = {
-        "pooling": ",".join(poolings),
-        "normalize": "Normalize" in folders,
-        **dense,
-        **prompts,
-    }
-    embedding = EmbeddingConfig(**options)
-    if kept is not None and kept < embedding.vector_size(model.hidden_size):
-        embedding = dataclasses.replace(embedding, kept_dimensions=kept)
+    if kept is not None and kept < EmbeddingConfig(**options).vector_size(model.hidden_size):
+        options["kept_dimensions"] = kept
+    if "Normalize" in folders:
+        where = folders["Normalize"] / "config.json"
+        _allow(folders["Normalize"].object("config.json"), _OF_ALL, where)
     _check_transformer(folder)
     length = _length(folder, model, lowercase)
-    return Pipeline(
-        TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes
-    )
+    embedding = EmbeddingConfig(**options, **prompts)
+    settings = TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding)
+    return Pipeline(settings, params, notes)
 
 
-def _folders(home: Folder, of_model: Folder, is_reranker: bool) -> dict[str, Folder]:
-    """Returns the folder of each module by its kind, one without files where there is none.
-
-    It is {} for a reranker, a model with a head as others are.
-    """
-    path, modules = home / MODULES, home.json(MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise InputError(
-            f"{path} is not a list of modules; copy it again, or remove it to use the model alone"
-        )
-    places: list[tuple[str, str]] = []
-    for module in modules:
-        own, place = re.fullmatch(_OWN, str(module.get("type"))), module.get("path")
-        if own is None or own[1] not in _KINDS:
-            odd = own[1] if own else shown(module.get("type"))
+def _modules(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
+    """Returns the kind and the folder of each module, one without files where there is none."""
+    path, modules = home / MODULES, []
+    with reading(str(path)):
+        listed = [(module["type"], module["path"]) for module in home.json(MODULES)]
+    for kind, place in listed:
+        own = re.fullmatch(_TYPES, str(kind))
+        if own is None:
             raise InputError(
-                f"{path} has the module {odd}, which cannot be computed here; {_ALONE}"
+                f"{path} has the module {shown(kind)}, which cannot be computed here; {_ALONE}"
             )
-        if place not in ("", ".") and not schema.file_name.fits(place):
-            raise InputError(
-                f"{path}: the path {shown(place)} of {own[1]} is not a folder in this directory"
-            )
-        places.append((own[1], place))
-    kinds = [kind for kind, _ in places if kind != "Dropout"]  # which does nothing after training
-    if kinds[:1] == ["Transformer"]:
-        inner = home.inside(places[0][1])
+        if place != "":
+            schema.check(place, schema.FileName, f"{path}: the path of {own[1]}", "copy it again")
+        folder = home.inside(place)
+        if own[1] != "Dropout":  # which does nothing after training
+            modules.append((own[1], folder))
+    if modules and modules[0][0] == "Transformer":
+        inner = modules[0][1]
         if not (inner is of_model or (inner.names and os.path.samefile(inner.path, of_model.path))):
             raise InputError(
                 f"{path} has its Transformer in {inner.path}, not here; give that folder"
             )
-    if kinds == ["Transformer"] and is_reranker:
-        return {}
-    if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
-        what = f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
-        raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
-    found = {kind: home.inside(place) for kind, place in places}
-    for kind, folder in found.items():
-        where = folder / "config.json"
-        if kind in ("Pooling", "Dense") and "config.json" not in folder:
+    return modules
+
+
+def _allow(about: JsonObject, options: Mapping[str, tuple], where: Path) -> None:
+    """Raises: InputError if an option has another value than those that it may have; () allows any."""
+    for option, allowed in options.items():
+        if allowed and about.get(option) not in allowed:
+            raise _cannot(where, option, about[option])
+
+
+def _cannot(where: Path, option: str, value: object) -> InputError:
+    return InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+
+
+def _config(folder: Folder, options: Mapping[str, tuple]) -> tuple[JsonObject, Path]:
+    """Returns the options of a module, and their file. Raises: InputError if one is unknown, or as `_allow`."""
+    where = folder / "config.json"
+    folder.json("config.json")  # which must be there
+    about = folder.object("config.json")
+    for option in about.keys() - options.keys():
+        if about[option] is not None:
             raise InputError(
-                f"{path} names {folder.path.name} for {kind}, and there is no {where}; copy it as well"
+                f"{where} has the option {shown(option)}, which is not known here; {_ALONE}"
             )
-        about = {} if kind == "Transformer" else folder.object("config.json")
-        for option in _NAMES_OF_FEATURES:
-            if (value := about.get(option)) not in (None, _SENTENCE):
-                raise InputError(
-                    f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}"
-                )
-    return found
+    _allow(about, options, where)
+    return about, where
 
 
 def read_reranker(
@@ -209,49 +201,43 @@ def read_reranker(
     Raises: InputError for an activation that cannot be computed here.
     """
     about = folder.object(_ABOUT) if MODULES in folder else {}
+    older = settings.get("sbert_ce_default_activation_function")
     of_library = settings.get("sentence_transformers")
     named = of_library.get("activation_fn") if isinstance(of_library, Mapping) else None
-    given = [
-        about.get("activation_fn"),
-        named or settings.get("sbert_ce_default_activation_function"),
-    ]
-    own = [name for name in given if name is not None and not str(name).startswith("torch.")]
+    given = [str(name) for name in (about.get("activation_fn"), named or older) if name is not None]
     notes = [
-        f"the activation {shown(name)} is code of the model's own, which is not run" for name in own
+        f"the activation {shown(name)} is code of the model's own, which is not run"
+        for name in given
+        if not name.startswith("torch.")
     ]
     if about.get("default_prompt_name"):
         notes.append(
             f"default_prompt_name {shown(about['default_prompt_name'])} is not kept; write it before the texts"
         )
-    name = next((name for name in given if str(name).startswith("torch.")), None)
-    known = {spelling: ours for ours, path in _ACTIVATIONS.items() for spelling in _spellings(path)}
-    activation = known.get(str(name), "")
-    if name and activation not in ("tanh", "relu", "sigmoid", "none"):
+    name = next((name for name in given if name.startswith("torch.")), "")
+    activation, because = _activation(name), "as its files say"
+    if name and activation in ("", "gelu"):
         raise InputError(
             f"{folder.path}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity"
         )
     if num_outputs > 1:
-        if name and activation != "none":
+        if activation not in ("", "none"):
             notes.append(
                 f"the activation {activation} is not applied: predictions are probabilities by softmax"
             )
         return None, notes
-    because = "as its files say"
-    if name is None and settings.get("problem_type") == "regression":
-        activation, because = (
-            "none",
-            "its problem_type is regression; CrossEncoder would give its sigmoid",
-        )
-    elif name is None:
+    if not name and settings.get("problem_type") == "regression":
+        activation = "none"
+        because = "its problem_type is regression; CrossEncoder would give its sigmoid"
+    elif not name:
         activation, because = "sigmoid", "by default"
     what = "output" if activation == "none" else f"{activation} of the output"
     notes.append(f"the number that is predicted is the {what}, {because}")
     length = _length(folder, model, lowercase)
     if activation == "none" and length == model.max_positions:
         return None, notes
-    return TaskConfig(
-        name="regression", max_seq_length=length, activation=activation.removesuffix("none")
-    ), notes
+    activation = activation.removesuffix("none")
+    return TaskConfig(name="regression", max_seq_length=length, activation=activation), notes
 
 
 def activation_path(activation: str) -> str:
@@ -259,77 +245,70 @@ def activation_path(activation: str) -> str:
     return _ACTIVATIONS[activation or "none"]
 
 
-def _spellings(path: str) -> tuple[str, str]:
-    """Returns both names of a class of torch."""
-    return path, f"torch.nn.{path.rpartition('.')[2]}"
+def _activation(name: object) -> str:
+    """Returns our name of a class of torch, given one of its two names; "" if there is none."""
+    classes = {path.rpartition(".")[2]: (path, ours) for ours, path in _ACTIVATIONS.items()}
+    short = str(name).rpartition(".")[2]
+    path, ours = classes.get(short, ("", ""))
+    return ours if name in (path, f"torch.nn.{short}") else ""
 
 
 def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> None:
     """Writes the modules around the model that is in a directory, of whose `params` the projection is one's own."""
     embedding = settings.embedding
-    size = params["encoder"]["embeddings"]["norm"]["scale"].shape[0]
-    kinds = ["Transformer", "Pooling"]
-    if embedding.projection_size:
-        kinds.append("Dense")
-        layer, folder = params["projection"], directory / "2_Dense"
-        folder.mkdir()
-        arrays = {
-            "linear.weight": np.array(layer["kernel"]).T.copy(),
-            "linear.bias": np.asarray(layer["bias"]),
-        }
-        write_weights(folder, arrays, max_bytes=1 << 40)
-        options: JsonObject = {"in_features": len(layer["kernel"]), "bias": True}
-        options["out_features"] = embedding.projection_size
-        options["activation_function"] = _ACTIVATIONS[embedding.projection_activation]
-        write_json(folder / "config.json", options)
-    kinds += ["Normalize"] * embedding.normalize
-    paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
-    modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, (path, kind) in enumerate(zip(paths, kinds))
-    ]
-    for path in filter(None, paths):
-        (directory / path).mkdir(exist_ok=True)
-    poolings = embedding.poolings()
-    pooling: JsonObject = {"word_embedding_dimension": size} | {
-        old: ours in poolings for old, ours in _OLD.items()
-    }
+    poolings, size = embedding.poolings(), embedding.projection_size
+    pooling: JsonObject = {old: ours in poolings for old, ours in _OLD.items()}
+    pooling["word_embedding_dimension"] = len(params["encoder"]["embeddings"]["norm"]["scale"])
     # an order that versions before 6 do not know
     if poolings != [ours for ours in _POOLINGS if ours in poolings]:
         pooling["pooling_mode"] = [_POOLINGS[ours][1] for ours in poolings]
-    write_json(directory / "1_Pooling" / "config.json", pooling)
-    others = json.loads(embedding.other_prompts or "{}")
-    prompts = others | {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
-    default = embedding.default_prompt if embedding.default_prompt in prompts else _PASSAGES[0]
+    configs: dict[str, JsonObject] = {"Transformer": {}, "Pooling": pooling}
+    if size:
+        configs["Dense"] = {
+            "in_features": len(params["projection"]["kernel"]),
+            "out_features": size,
+            "bias": True,
+            "activation_function": _ACTIVATIONS[embedding.projection_activation],
+        }
+    if embedding.normalize:
+        configs["Normalize"] = {}
+    modules = []
+    for number, (kind, config) in enumerate(configs.items()):
+        path = f"{number}_{kind}" if number else ""
+        (directory / path).mkdir(exist_ok=True)
+        if config:
+            write_json(directory / path / "config.json", config)
+        if kind == "Dense":
+            weight = np.array(params["projection"]["kernel"]).T.copy()
+            arrays = {
+                "linear.weight": weight,
+                "linear.bias": np.asarray(params["projection"]["bias"]),
+            }
+            write_weights(directory / path, arrays, max_bytes=1 << 40)
+        own = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": number, "name": str(number), "path": path, "type": own})
+    prompts = json.loads(embedding.other_prompts or "{}")
+    prompts |= {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
+    default = embedding.default_prompt or None
     about: JsonObject = {
         "model_type": "SentenceTransformer",
         "prompts": prompts,
         "similarity_fn_name": "cosine",
+        "default_prompt_name": default if default in (None, *prompts) else _PASSAGES[0],
     }
-    about["default_prompt_name"] = default if embedding.default_prompt else None
     if embedding.kept_dimensions:
         about["truncate_dim"] = embedding.kept_dimensions
+    length = {"max_seq_length": settings.max_seq_length, "do_lower_case": False}
     write_json(directory / _ABOUT, about)
-    write_json(
-        directory / _LENGTH, {"max_seq_length": settings.max_seq_length, "do_lower_case": False}
-    )
+    write_json(directory / _LENGTH, length)
     write_json(directory / MODULES, modules)
 
 
 def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prompts, and notes."""
-    prompts = about.get("prompts") or {}
-    if not isinstance(prompts, Mapping) or not all(
-        isinstance(text, str | None) for text in prompts.values()
-    ):
-        raise InputError(f"{where}: prompts {shown(prompts)} are not texts by name; correct them")
-    default = about.get("default_prompt_name")
-    if default is not None and default not in (_QUERY, _PASSAGES[0], *prompts):
+    prompts, default = about.get("prompts") or {}, about.get("default_prompt_name")
+    schema.check(prompts, dict[str, str | None], f"{where}: prompts", "correct them")
+    if default not in (None, _QUERY, _PASSAGES[0], *prompts):
         raise InputError(
             f"{where}: default_prompt_name {shown(default)} is not the name of a prompt; correct it"
         )
@@ -341,131 +320,81 @@ def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]
             f"passages take the prompt named {passage}, as there is none named document; sentence-transformers' "
             "encode_document gives them none"
         )
-    others = {name: text for name, text in texts.items() if name not in (_QUERY, passage)}
-    return {
-        "query_prompt": texts.get(_QUERY, ""),
-        "passage_prompt": texts.get(passage, ""),
-        "other_prompts": json.dumps(others, ensure_ascii=False) if others else "",
-        "default_prompt": (_PASSAGES[0] if default == passage else default)
-        if default in texts
-        else "",
-    }, notes
+    if default not in texts:
+        default = ""
+    settings = {
+        "query_prompt": texts.pop(_QUERY, ""),
+        "passage_prompt": texts.pop(passage, ""),
+        "default_prompt": _PASSAGES[0] if default and default == passage else default,
+        "other_prompts": json.dumps(texts, ensure_ascii=False) if texts else "",
+    }
+    return settings, notes
 
 
 def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     """Returns the names of what stands side by side in a vector."""
-    about, path = folder.object("config.json"), folder / "config.json"
-    _check_known(about, _POOLING_OPTIONS, path)
-    modes: Any = "mean"  # the default there
-    if "pooling_mode" in about:
-        modes = about["pooling_mode"]
-    elif any(name in about for name in _OLD):
+    about, where = _config(folder, _POOLING)
+    modes: Any = about.get("pooling_mode", "mean")  # the default there
+    if "pooling_mode" not in about and about.keys() & _OLD.keys():
         modes = [_POOLINGS[ours][1] for name, ours in _OLD.items() if about.get(name) is True]
     modes = [modes] if isinstance(modes, str) else modes
     known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}
     if not isinstance(modes, list) or not modes or not all(mode in list(known) for mode in modes):
-        raise InputError(
-            f"{path}: pooling {shown(modes)} cannot be computed here, only {', '.join(known)}; {_ALONE}"
-        )
+        raise _cannot(where, "pooling_mode", modes)
     if not about.get("include_prompt", True) and has_prompts:
-        raise InputError(
-            f"{path}: include_prompt false, pooling without the prompt, cannot be computed here; {_ALONE}"
-        )
+        raise _cannot(where, "include_prompt", False)
     return [known[mode] for mode in modes]
-
-
-def _check_known(about: JsonObject, options: tuple[str, ...], where: Path) -> None:
-    """Raises: InputError for an option of an unknown name: nothing tells what it changes."""
-    if unknown := [
-        name for name, value in about.items() if name not in options and value is not None
-    ]:
-        raise InputError(
-            f"{where} has the option {shown(unknown[0])}, which is not known here; {_ALONE}"
-        )
 
 
 def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
     """Returns the settings of a dense layer, and its parameters."""
-    about, where = folder.object("config.json"), folder / "config.json"
-    _check_known(about, _DENSE_OPTIONS, where)
-    computed = ("tanh", "relu", "gelu", "none")
-    names = {spelling: ours for ours in computed for spelling in _spellings(_ACTIVATIONS[ours])}
-    activation, has_bias = (
-        about.get("activation_function", _ACTIVATIONS["tanh"]),
-        about.get("bias", True),
-    )
-    for option, value, right in (
-        ("activation_function", activation, activation in list(names)),
-        ("use_residual", about.get("use_residual"), not about.get("use_residual")),
-        ("in_features", about.get("in_features"), about.get("in_features") == input_size),
-        ("bias", has_bias, isinstance(has_bias, bool)),
-    ):
-        if not right:
-            raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+    about, where = _config(folder, _DENSE)
+    given = about.get("activation_function", _ACTIVATIONS["tanh"])
+    activation = _activation(given)
+    if activation in ("", "sigmoid"):
+        raise _cannot(where, "activation_function", given)
     tensors, size = read_tensors(folder), about.get("out_features")
-    shapes = {"linear.weight": (size, input_size)} | ({"linear.bias": (size,)} if has_bias else {})
+    shapes = {"linear.weight": (size, input_size), "linear.bias": (size,)}
+    if about.get("bias") is False:
+        del shapes["linear.bias"]
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
-        wanted = f"{' and '.join(shapes)} of {shown(size)} outputs"
+        wanted = f"{' and '.join(shapes)} of {input_size} inputs and {shown(size)} outputs"
         raise InputError(
             f"{folder.path} has other tensors than {wanted}, as {where.name} asks for; copy both again"
         )
     weight = tensors["linear.weight"]
-    settings: dict[str, Any] = {
-        "projection_size": len(weight),
-        "projection_activation": names[activation],
-    }
     parts = {"kernel": weight.T, "bias": tensors.get("linear.bias", np.zeros(len(weight)))}
     with np.errstate(over="ignore"):  # of float64; a note tells
         arrays = {name: np.ascontiguousarray(part, np.float32) for name, part in parts.items()}
+    settings = {"projection_size": len(weight), "projection_activation": activation}
     return settings, {"projection": arrays}
 
 
 def _check_transformer(folder: Folder) -> None:
     """Raises: InputError if a model is not used as the encoder that it is here."""
-    where, about = _of_transformer(folder)
-    for option, allowed in {
-        "transformer_task": (None, "feature-extraction"),
-        "module_output_name": (None, "token_embeddings"),
-        "processing_kwargs": (None, {}),
-        "query_length": (None,),
-        "document_length": (None,),
-        "query_expansion": (None, False),
-    }.items():
-        if about.get(option) not in allowed:
-            raise InputError(
-                f"{where}: {option} {shown(about[option])} cannot be computed here; {_ALONE}"
-            )
+    about, where = _of_transformer(folder)
+    _allow(about, _TRANSFORMER, where)
     modalities = about.get("modality_config", {"text": _FORWARD})
     if not isinstance(modalities, dict) or modalities.get("text") != _FORWARD:
-        raise InputError(
-            f"{where}: modality_config {shown(modalities)} cannot be computed here; {_ALONE}"
-        )
-    for option in _ARGUMENTS:
-        value = about.get(option) or {}
-        if not isinstance(value, dict) or not value.keys() <= _HARMLESS:
-            raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+        raise _cannot(where, "modality_config", modalities)
+    for option, value in about.items():
+        if re.fullmatch(_ARGUMENTS, option) and not set(value or ()) <= _HARMLESS:
+            raise _cannot(where, option, value)
 
 
-def _of_transformer(folder: Folder) -> tuple[Path, JsonObject]:
-    """Returns the file that says how the model is used, and what it holds; {} if there is none."""
+def _of_transformer(folder: Folder) -> tuple[JsonObject, Path]:
+    """Returns how the model is used, {} if no file says it, and the file."""
     name = next((name for name in _LENGTHS if folder.object(name)), _LENGTH)
-    return folder / name, folder.object(name)
+    return folder.object(name), folder / name
 
 
 def _length(folder: Folder, model: ModelConfig, lowercase: bool) -> int:
     """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
-    where, about = _of_transformer(folder)
+    about, where = _of_transformer(folder)
     if about.get("do_lower_case") and not lowercase:
-        raise InputError(
-            f"{where}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}"
-        )
-    limit = (
-        about.get("max_seq_length")
-        or folder.object("tokenizer_config.json").get("model_max_length")
-        or 0
-    )
-    if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit >= 0):
-        raise InputError(
-            f"{where}: max_seq_length {shown(limit)} is not a number of tokens; correct it"
-        )
-    return int(min(limit or model.max_positions, model.max_positions))
+        raise _cannot(where, "do_lower_case beside a cased tokenizer", True)
+    of_tokenizer = folder.object("tokenizer_config.json").get("model_max_length")
+    limit = about.get("max_seq_length") or of_tokenizer or model.max_positions
+    number = Annotated[float, schema.Meta(ge=0)]
+    schema.check(limit, number, f"{where}: max_seq_length", "correct it")
+    return int(min(limit, model.max_positions))

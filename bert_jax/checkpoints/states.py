@@ -30,7 +30,7 @@ from bert_jax.checkpoints.sealed import (
     SEAL,
     checkpoint_steps,
     find_damage,
-    is_complete,
+    newest_whole,
     read_seal,
     seal,
     state_place,
@@ -43,7 +43,7 @@ from bert_jax.storage.answers import told_if_slow
 from bert_jax.storage.places import Place, RemotePath, to_place
 from bert_jax.storage.stores import check_writable, see_writes_of_others
 
-_NONE, _ALL_DAMAGED = -1, -2  # in place of a step
+_NONE = -1  # in place of a step
 
 # JSON that is saved with a state; `training.loop.Progress` defines it
 Notes: TypeAlias = Mapping[str, Any]
@@ -134,9 +134,7 @@ class Checkpoints:
             see_writes_of_others()
         silence_background()
         if this_job().is_first and self.directory.is_dir():
-            remains.sweep_checkpoints(
-                self.directory, [self._path(step) for step in self.steps()], is_complete
-            )
+            remains.sweep_checkpoints(self.directory, [self._path(step) for step in self.steps()])
         this_job().exchange("remains of checkpoints swept")
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=8,
@@ -160,7 +158,15 @@ class Checkpoints:
         later phase is better. `restore` returns the `notes`.
         """
         self.wait()
-        if this_job().first_does("see whether the step is saved", lambda: self._is_saved(step)):
+
+        def is_saved() -> bool:
+            there = step in self.steps()
+            if there and not (self._path(step) / SEAL).exists():
+                remains.delete(self._path(step))  # of a run that lost its lease
+                return False
+            return there
+
+        if this_job().first_does("see whether the step is saved", is_saved):
             return
         self._bytes = state_bytes(state)
         self._check_writable(self._bytes)
@@ -185,20 +191,30 @@ class Checkpoints:
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
 
-    def _is_saved(self, step: int) -> bool:
-        """Returns whether a step is sealed; deletes what a run that lost its lease may have written of it since."""
-        there = step in self.steps()
-        if there and not (self._path(step) / SEAL).exists():
-            remains.delete(self._path(step))
-            return False
-        return there
-
     def _check_writable(self, needed: int) -> None:
-        """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost."""
-        if isinstance(self.directory, RemotePath):
-            this_job().first_does(f"write to {self.directory}", self._write_probe)
+        """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost.
+
+        On a disk each process makes a file: the others would wait in Orbax for one that cannot. In a bucket the first
+        process makes an object, and asks whether its lease still holds.
+        """
+        directory = self.directory
+        if isinstance(directory, RemotePath):
+
+            def write() -> None:
+                # TensorStore would try for minutes what this refuses at once
+                directory.check_writable()
+                check_writable(str(directory))
+
+            this_job().first_does(f"write to {directory}", write)
             return
-        free = shutil.disk_usage(self.directory).free
+
+        def touch() -> None:
+            # a run that is killed here leaves it to the next one
+            probe = directory / f".probe-{this_job().index}"
+            probe.write_bytes(b"")
+            probe.unlink()
+
+        free = shutil.disk_usage(directory).free
         # Orbax would fill the disk before it fails
         if this_job().any_process("disk is full", free < needed):
             room = f"{needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB free"
@@ -206,22 +222,9 @@ class Checkpoints:
                 f"no space for a checkpoint of {room}; what was saved is untouched, free some"
             )
         try:
-            this_job().all_do(f"write to {self.directory}", self._touch)
+            this_job().all_do(f"write to {self.directory}", touch)
         except OSError as error:
             raise cannot_write_checkpoint(self.directory, error) from error
-
-    def _touch(self) -> None:
-        """Makes a file and deletes it: the others would wait in Orbax for a process that cannot."""
-        # a run that is killed here leaves it to the next one
-        probe = self.directory / f".probe-{this_job().index}"
-        probe.write_bytes(b"")
-        probe.unlink()
-
-    def _write_probe(self) -> None:
-        """Writes an object and deletes it: TensorStore would try for minutes what this refuses at once."""
-        assert isinstance(self.directory, RemotePath)
-        self.directory.check_writable()
-        check_writable(str(self.directory))
 
     def _seal(self, step: int, about: dict[str, Any]) -> None:
         with under_way("sealing", self._bytes):
@@ -292,11 +295,6 @@ class Checkpoints:
         """
         self.wait()
         step, passed_over = this_job().first_does("find a whole checkpoint", self._find_whole)
-        if step == _ALL_DAMAGED:
-            problems = "; ".join(passed_over)
-            raise InputError(
-                f"{problems}; no whole checkpoint is left, so remove {self.directory} to start over"
-            )
         if step == _NONE:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
@@ -312,17 +310,19 @@ class Checkpoints:
         return Restored(self._read(step, abstract_state), notes, passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:
-        """Returns the newest undamaged step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
+        """Returns the newest undamaged step, and a line about each newer one.
 
-        It is `_NONE` also if no checkpoint was ever sealed: the run then ended in its first save.
+        It is `_NONE` if no checkpoint was ever sealed: the run then ended in its first save.
+
+        Raises: InputError if there are sealed checkpoints and all are damaged.
         """
-        passed_over: list[str] = []
-        for step in reversed(self.steps()):
-            problem = find_damage(self._path(step))
-            if problem is None:
-                return step, passed_over
-            passed_over.append(f"checkpoint {self._path(step)} is not used: {problem}")
-        return _ALL_DAMAGED if self._sealed() else _NONE, passed_over
+        try:
+            path, passed_over = newest_whole(self.directory)
+        except InputError as error:
+            if self._sealed():
+                raise InputError(f"{error}; remove {self.directory} to start over") from None
+            return _NONE, [str(error)] * bool(self.steps())
+        return int(path.name), passed_over
 
     def best_step(self) -> int:
         """Returns the step of the sealed checkpoint with the lowest metric; with equal metrics, the earliest.
@@ -375,6 +375,7 @@ class Checkpoints:
             self._manager = self._open()
 
     def _sealed(self) -> list[int]:
+        """Returns the steps whose checkpoint has a seal, in ascending order."""
         return [step for step in self.steps() if (self._path(step) / SEAL).exists()]
 
     def _metrics(self) -> dict[int, tuple[int, float]]:
@@ -389,6 +390,7 @@ class Checkpoints:
         return ranks
 
     def _delete_surplus(self) -> None:
+        """Deletes the sealed checkpoints that are neither among the newest nor among the best."""
         sealed = self._sealed()
         best = sorted((rank, step) for step, rank in self._metrics().items())[: self.keep_best]
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}

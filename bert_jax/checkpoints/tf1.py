@@ -56,10 +56,6 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     check_vocabulary(tokenizer, config.vocab_size, where)
     folder.large(index_path(prefix).name)
     bundle = Bundle(prefix)
-    if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
-        raise InputError(
-            f"{index_path(prefix)} is of TensorFlow 2's objects; give one of Google's TensorFlow 1 code"
-        )
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
     notes += find_not_finite(params, index_path(prefix))

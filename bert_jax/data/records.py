@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -22,43 +22,82 @@ from bert_jax.errors import TOO_MANY_FILES, InputError, are_too_many, one_line, 
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import MANIFEST, Resolved, resolve
+from bert_jax.storage.schema import Count, FileName, Meta, Sha256
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
 TOKENIZER, TOKEN_COUNTS = "tokenizer", "token_counts.npy"
 NO_LABEL = -1
+_SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _REMEDY = "copy it again, or delete the directory and prepare the data set again"
 
-_FILE = {"name": schema.file_name, "bytes": schema.integer(), "sha256": schema.SHA256}
-_BLOCKS = schema.record(
-    {"rows": schema.integer(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")}
-)
-_SHARD = schema.record({**_FILE, "rows": schema.integer()}, {"blocks": _BLOCKS})
-_SPLIT = schema.record({"sequences": schema.integer(), "shards": schema.list_of(_SHARD)})
-_SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
-_COUNT = schema.integer(1, 65535)
-_INPUTS = schema.record(
-    {"names": schema.list_of(schema.text()), "files": schema.integer(), "bytes": schema.integer()}
-)
-# The part of a manifest that is read. The rest is figures for people, and the versions that made the data set.
-_MANIFEST = schema.record(
-    {
-        "identity": schema.record(
-            {"options": schema.record({}, {"next_sentence": schema.one_of("nsp", "sop", "none")})}
-        ),
-        "row": schema.record(
-            {"length": _COUNT, "max_sequences": _COUNT}, {"predictions": schema.integer(0, 65535)}
-        ),
-        "tokenizer": schema.record(
-            {"fingerprint": schema.text(), "vocab_size": schema.integer(1, 2**31 - 1)}
-            | dict.fromkeys(_SPECIAL_IDS, schema.integer())
-        ),
-        "splits": schema.record({"train": _SPLIT, "heldout": _SPLIT}, others=_SPLIT),
-        "token_counts": schema.record(_FILE),
-    },
-    {"inputs": _INPUTS},  # since version 0.3
-)
+
+class _File(TypedDict):
+    name: FileName
+    bytes: Count
+    sha256: Sha256
+
+
+class _Blocks(TypedDict):
+    rows: Annotated[int, Meta(ge=1)]
+    crc32c: Annotated[str, Meta(pattern=r"^([0-9a-f]{8})*\Z")]
+
+
+class _Shard(_File):
+    rows: Count
+    blocks: NotRequired[_Blocks]
+
+
+class _Split(TypedDict):
+    sequences: Count
+    shards: list[_Shard]
+
+
+class _Splits(TypedDict):
+    train: _Split
+    heldout: _Split
+
+
+class _Inputs(TypedDict):
+    names: list[str]
+    files: Count
+    bytes: Count
+
+
+class _Options(TypedDict, total=False):
+    next_sentence: Literal["nsp", "sop", "none"]
+
+
+class _Identity(TypedDict):
+    options: _Options
+
+
+class _Row(TypedDict):
+    length: Annotated[int, Meta(ge=1, lt=2**16)]
+    max_sequences: Annotated[int, Meta(ge=1, lt=2**16)]
+    predictions: NotRequired[Annotated[int, Meta(ge=0, lt=2**16)]]
+
+
+class _Tokenizer(TypedDict):
+    fingerprint: str
+    vocab_size: Annotated[int, Meta(ge=1, lt=2**31)]
+    pad_id: Count
+    unk_id: Count
+    cls_id: Count
+    sep_id: Count
+    mask_id: Count
+
+
+class _Manifest(TypedDict):
+    """The part of a manifest that is read. The rest is figures for people, and the versions that made the data set."""
+
+    identity: _Identity
+    row: _Row
+    tokenizer: _Tokenizer
+    splits: _Splits
+    token_counts: _File
+    inputs: NotRequired[_Inputs]  # since version 0.3
 
 
 def row_dtype(
@@ -149,8 +188,8 @@ def read_part(path: Path, names: Iterable[str]) -> JsonObject | None:
     `names` are the keys that it must have: keys of the result of `write_shard`, "file" for a whole such result,
     "shards" for a list of them, and others for numbers.
     """
-    known = _FILE | {"file": _SHARD, "shards": schema.list_of(_SHARD)}
-    form = schema.record({name: known.get(name, schema.number()) for name in names})
+    known = _File.__annotations__ | {"file": _Shard, "shards": list[_Shard]}
+    form = schema.record({name: known.get(name, float) for name in names})
     try:
         return schema.read_record(path, form, "") if path.is_file() else None
     except InputError:  # the part is made again
@@ -401,12 +440,9 @@ def _read_manifest(path: Path) -> JsonObject:
         raise InputError(
             f"{path} has format version {theirs}, not {VERSION}; prepare the text again"
         )
-    schema.check(
-        manifest,
-        _MANIFEST,
-        path / MANIFEST,
-        "it is damaged, so copy it again or prepare the text again",
-    )
+    remedy = "it is damaged, so copy it again or prepare the text again"
+    schema.check(manifest, _Manifest, path / MANIFEST, remedy)
+    schema.check(manifest["splits"], dict[str, _Split], path / MANIFEST, remedy)
     return manifest
 
 

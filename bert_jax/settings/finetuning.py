@@ -17,7 +17,7 @@ from bert_jax.settings.pretraining import (
     OptimizerConfig,
     ReportConfig,
     TeacherConfig,
-    check_microbatches,
+    microbatches,
 )
 from bert_jax.settings.rules import (
     ABOVE_0,
@@ -25,10 +25,11 @@ from bert_jax.settings.rules import (
     MOST_FLOAT,
     MOST_RATE,
     MOST_STEPS_PER_CALL,
+    Rules,
     Section,
     check_types,
     choice,
-    numbers_above_0,
+    numbers_of,
     setting,
 )
 
@@ -49,25 +50,11 @@ class ProbeConfig(Section):
     # train the encoder too (paper, Table 5, + BiLSTM); if not, it stays frozen
     train_encoder: bool = False
 
-    def validate(self) -> None:
-        super().validate()
-        if self.train_encoder and not self.features:
-            raise InputError(
-                "task.probe.train_encoder needs task.probe.features, which says what a probe reads"
-            )
-
-
-def numbers_of(text: str, name: str) -> tuple[float, ...]:
-    """Returns the numbers of a setting that are written with commas. Raises: InputError if one is not 0 to 1e15."""
-    try:
-        numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:
-        numbers = (-1.0,)
-    if not all(0 <= number <= 1e15 for number in numbers):
-        raise InputError(
-            f"{name} {text!r} is not numbers from 0 up to 1e15, with commas; write them like 0.5,1"
+    def rules(self) -> Rules:
+        yield (
+            self.train_encoder and not self.features,
+            "task.probe.train_encoder needs task.probe.features, which says what a probe reads",
         )
-    return numbers
 
 
 POOLINGS = ("mean", "cls", "last", "max", "sqrt", "weighted")
@@ -109,17 +96,15 @@ class EmbeddingConfig(Section):
     best_score: float = setting(1.0, least=1e-15, most=1e15)
     dimensions: str = ""  # Matryoshka: leading dimensions that have the loss too, such as 64,128
 
-    def validate(self) -> None:
-        super().validate()
-        if unknown := [name for name in self.poolings() if name not in POOLINGS]:
-            raise InputError(
-                f"embedding.pooling {unknown[0]!r} is unknown; use some of {', '.join(POOLINGS)}"
-            )
-        if self.default_prompt not in ("", *self.prompts()):
-            names = ", ".join(self.prompts())
-            raise InputError(
-                f"embedding.default_prompt {self.default_prompt!r} is not one of {names}"
-            )
+    def rules(self) -> Rules:
+        for name in self.poolings():
+            others = f"use some of {', '.join(POOLINGS)}"
+            yield name not in POOLINGS, f"embedding.pooling {name!r} is unknown; {others}"
+        names = ", ".join(self.prompts())
+        yield (
+            self.default_prompt not in ("", *self.prompts()),
+            f"embedding.default_prompt {self.default_prompt!r} is not one of {names}",
+        )
         self.sizes()
 
     def poolings(self) -> list[str]:
@@ -152,12 +137,8 @@ class EmbeddingConfig(Section):
 
     def sizes(self) -> tuple[int, ...]:
         """Returns the numbers of leading dimensions of Matryoshka, () without."""
-        names = [name for name in self.dimensions.split(",") if name.strip()]
-        if not all(name.strip().isdecimal() and 0 < int(name) < 1 << 20 for name in names):
-            raise InputError(
-                f"embedding.dimensions {self.dimensions!r} are not numbers above 0; use like 64,128"
-            )
-        return tuple(map(int, names))
+        numbers = numbers_of(self.dimensions, "embedding.dimensions", "64,128", 1, 1 << 20)
+        return tuple(map(int, numbers))
 
 
 @dataclass(frozen=True)
@@ -206,19 +187,19 @@ class TaskConfig(Section):
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
-    def validate(self) -> None:
-        super().validate()
-        if self.name != "embeddings" and not self.max_seq_length:
-            raise InputError("task.max_seq_length is 0; give the tokens of a row, such as 128")
-        if not self.label_separator:
-            raise InputError(
-                "task.label_separator is empty; give what parts labels, such as , or |"
-            )
+    def rules(self) -> Rules:
+        yield (
+            self.name != "embeddings" and not self.max_seq_length,
+            "task.max_seq_length is 0; give the tokens of a row, such as 128",
+        )
+        yield (
+            not self.label_separator,
+            "task.label_separator is empty; give what parts labels, such as , or |",
+        )
         numbers_of(self.thresholds, "task.thresholds")
         if self.class_weights != "balanced":
             numbers_of(self.class_weights, "task.class_weights")
-        if not self.name:
-            raise InputError("task.name is empty; give a task, such as --config=finetune:sst2")
+        yield not self.name, "task.name is empty; give a task, such as --config=finetune:sst2"
 
 
 @dataclass(frozen=True)
@@ -235,9 +216,8 @@ class FinetuneModelConfig(Section):
     remat: str = choice("auto", "none", "dots", "full", affects="work")
     unroll: int = setting(0, "work")
 
-    def validate(self) -> None:
-        super().validate()
-        dataclasses.replace(ModelConfig(), **dataclasses.asdict(self)).validate()
+    def rules(self) -> Rules:
+        return dataclasses.replace(ModelConfig(), **dataclasses.asdict(self)).rules()
 
 
 @dataclass(frozen=True)
@@ -254,16 +234,15 @@ class FinetuneDataConfig(Section):
     # if batches are not packed: group examples of similar length, to save padding
     bucket: bool = True
 
-    def validate(self) -> None:
-        super().validate()
-        if not self.source and not self.path:
-            raise InputError(
-                "data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME"
-            )
-        if self.source and self.path and self.source != self.path:
-            raise InputError(
-                f"data.source {self.source} and data.path {self.path} name two places; give one of them"
-            )
+    def rules(self) -> Rules:
+        yield (
+            not self.source and not self.path,
+            "data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME",
+        )
+        yield (
+            self.source and self.path and self.source != self.path,
+            f"data.source {self.source} and data.path {self.path} name two places; give one of them",
+        )
 
 
 @dataclass(frozen=True)
@@ -293,9 +272,9 @@ class SweepConfig(Section):
     # learning rates of the grid, separated by commas; "" takes optimizer.learning_rate
     learning_rates: str = ""
 
-    def validate(self) -> None:
-        super().validate()
+    def rules(self) -> Rules:
         self.rates()
+        return ()
 
     @property
     def is_grid(self) -> bool:
@@ -304,7 +283,9 @@ class SweepConfig(Section):
 
     def rates(self) -> tuple[float, ...]:
         """Returns the learning rates of the grid; () stands for optimizer.learning_rate."""
-        return numbers_above_0(self.learning_rates, "sweep.learning_rates", "5e-5,3e-5")
+        return numbers_of(
+            self.learning_rates, "sweep.learning_rates", "5e-5,3e-5", ABOVE_0, MOST_FLOAT
+        )
 
 
 @dataclass(frozen=True)
@@ -343,30 +324,29 @@ class FinetuneConfig(Section):
         """Raises: InputError at the first setting that breaks a rule."""
         check_types(self)
         super().validate()
+
+    def rules(self) -> Rules:
+        task = self.task
         others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
-        # nothing would change
-        if (self.task.class_weights or self.task.label_smoothing) and self.task.name in others:
-            raise InputError(
-                "task.class_weights and label_smoothing are for texts of one class each; leave them out"
-            )
-        if self.checkpoint.keep_words:
-            raise InputError(
-                "checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every"
-            )
-        if not self.init_checkpoint:
-            raise InputError(
-                "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model"
-            )
-        if self.data.pack == "on" and self.task.probe.features and self.task.probe.kind == "bilstm":
-            raise InputError(
-                "a BiLSTM would run from one example of a row into the next; set data.pack=off"
-            )
-        if (
-            self.task.name == "embeddings"
-            and self.data.batch_size == 1
-            and self.task.embedding.loss in ("", "infonce")
-        ):
-            raise InputError(
-                "data.batch_size 1 has nothing that an anchor is told apart from; use more, such as 128"
-            )
-        check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)
+        yield (  # nothing would change
+            (task.class_weights or task.label_smoothing) and task.name in others,
+            "task.class_weights and label_smoothing are for texts of one class each; leave them out",
+        )
+        yield (
+            self.checkpoint.keep_words,
+            "checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every",
+        )
+        yield (
+            not self.init_checkpoint,
+            "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model",
+        )
+        yield (
+            self.data.pack == "on" and task.probe.features and task.probe.kind == "bilstm",
+            "a BiLSTM would run from one example of a row into the next; set data.pack=off",
+        )
+        has_negatives = task.name == "embeddings" and task.embedding.loss in ("", "infonce")
+        yield (
+            has_negatives and self.data.batch_size == 1,
+            "data.batch_size 1 has nothing that an anchor is told apart from; use more, such as 128",
+        )
+        yield microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)

@@ -7,7 +7,15 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.settings.relatives import BLOCKS, RELATIVES, Block
-from bert_jax.settings.rules import ABOVE_0, Section, choice, nearest_multiples, setting, suggest
+from bert_jax.settings.rules import (
+    ABOVE_0,
+    Rules,
+    Section,
+    choice,
+    nearest_multiples,
+    setting,
+    suggest,
+)
 
 # dropout compares 16 random bits with the rate; at higher rates it would drop everything
 MOST_DROPOUT = 0.9999
@@ -151,29 +159,28 @@ class ModelConfig(Section):
     def classifier_stddev(self) -> float:
         return self.hidden_size**-0.5 if self.initializer == "depth" else self.initializer_stddev
 
-    def validate(self) -> None:
-        super().validate()
-        if self.position_offset and self.positions != "learned":
-            raise InputError(
-                f"model.position_offset {self.position_offset} needs model.positions=learned"
-            )
-        if self.gradient_dtype == "bfloat16" and self.compute_dtype == "float32":
-            raise InputError(
-                "model.gradient_dtype bfloat16 needs model.compute_dtype=bfloat16; set both, or neither"
-            )
-        if self.matmul_precision == "highest" and self.compute_dtype == "bfloat16":
-            raise InputError(
-                "model.matmul_precision highest needs model.compute_dtype=float32; set both, or neither"
-            )
-        if self.hidden_size % self.num_heads:
-            raise InputError(
-                f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
-                f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
-            )
-        if self.positions == "rotary" and self.head_size % 2:
-            raise InputError(
-                f"model.positions rotary turns pairs, and heads have {self.head_size} numbers"
-            )
+    def rules(self) -> Rules:
+        yield (
+            self.position_offset and self.positions != "learned",
+            f"model.position_offset {self.position_offset} needs model.positions=learned",
+        )
+        yield (
+            self.gradient_dtype == "bfloat16" and self.compute_dtype == "float32",
+            "model.gradient_dtype bfloat16 needs model.compute_dtype=bfloat16; set both, or neither",
+        )
+        yield (
+            self.matmul_precision == "highest" and self.compute_dtype == "bfloat16",
+            "model.matmul_precision highest needs model.compute_dtype=float32; set both, or neither",
+        )
+        yield (
+            self.hidden_size % self.num_heads,
+            f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
+            f"use {nearest_multiples(self.hidden_size, self.num_heads)}",
+        )
+        yield (
+            self.positions == "rotary" and self.head_size % 2,
+            f"model.positions rotary turns pairs, and heads have {self.head_size} numbers",
+        )
 
 
 def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:

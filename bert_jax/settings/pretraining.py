@@ -10,18 +10,19 @@ import math
 from dataclasses import dataclass, field
 from typing import NewType
 
-from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig, left_open
 from bert_jax.settings.rules import (
     ABOVE_0,
     MOST_BATCH,
+    MOST_FLOAT,
     MOST_RATE,
     MOST_STEPS_PER_CALL,
+    Rules,
     Section,
     check_types,
     choice,
     nearest_multiples,
-    numbers_above_0,
+    numbers_of,
     setting,
     step_range,
 )
@@ -46,12 +47,11 @@ class DataConfig(Section):
     # gigabytes of the local disk of each process for streamed rows
     cache_gb: float = setting(16.0, "nothing", least=ABOVE_0)
 
-    def validate(self) -> None:
-        super().validate()
-        if not self.path:
-            raise InputError(
-                "data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus"
-            )
+    def rules(self) -> Rules:
+        yield (
+            not self.path,
+            "data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus",
+        )
 
 
 @dataclass(frozen=True)
@@ -85,29 +85,28 @@ class MaskingConfig(Section):
         """Returns the predictions of the longest sequence. Masks of one rate and one such number are equal."""
         return min(self.limit(row_length), max(1, round(self.rate * row_length)))
 
-    def validate(self) -> None:
-        super().validate()
-        if self.max_ngram > 1 and not self.whole_word:
-            raise InputError(f"masking.max_ngram {self.max_ngram} needs masking.whole_word=True")
-        if self.mask_rate + self.random_rate > 1 + 1e-9:
-            raise InputError(
-                "masking.mask_rate + masking.random_rate is above 1; the rest of the tokens is kept"
-            )
-
-
-def check_microbatches(name: str, size: int, pieces: int) -> None:
-    """Raises: InputError if a batch of `size` rows cannot be divided into so many microbatches; 0 are chosen later."""
-    if pieces and size % pieces:
-        near = nearest_multiples(size, pieces)
-        raise InputError(f"{name} {size} is not divisible by accumulate {pieces}; use {near}")
-
-
-def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
-    """Raises: InputError if both the rate and the steps of a warm-up are set."""
-    if section.warmup_rate and section.warmup_steps:
-        raise InputError(
-            f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0"
+    def rules(self) -> Rules:
+        yield (
+            self.max_ngram > 1 and not self.whole_word,
+            f"masking.max_ngram {self.max_ngram} needs masking.whole_word=True",
         )
+        yield (
+            self.mask_rate + self.random_rate > 1 + 1e-9,
+            "masking.mask_rate + masking.random_rate is above 1; the rest of the tokens is kept",
+        )
+
+
+def microbatches(name: str, size: int, pieces: int) -> tuple[object, str]:
+    """Returns the rule that a batch of `size` rows can be divided into so many microbatches; 0 are chosen later."""
+    pieces = max(1, pieces)
+    near = nearest_multiples(size, pieces)
+    return size % pieces, f"{name} {size} is not divisible by accumulate {pieces}; use {near}"
+
+
+def one_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> tuple[object, str]:
+    """Returns the rule that not both the rate and the steps of a warm-up are set."""
+    both = f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0"
+    return section.warmup_rate and section.warmup_steps, both
 
 
 @dataclass(frozen=True)
@@ -149,17 +148,16 @@ class OptimizerConfig(Section):
         """Returns the steps of warm-up in a schedule of `num_steps`."""
         return self.warmup_steps or round(self.warmup_rate * num_steps)
 
-    def validate(self) -> None:
-        super().validate()
-        if self.name == "stable_adamw" and not self.bias_correction:
-            raise InputError(
-                "optimizer.name stable_adamw needs corrected moments; set optimizer.bias_correction=True"
-            )
-        if self.schedule != "linear" and self.decay_power != 1:
-            raise InputError(
-                f"optimizer.decay_power {self.decay_power} needs optimizer.schedule=linear"
-            )
-        check_warmup(self, "optimizer")
+    def rules(self) -> Rules:
+        yield (
+            self.name == "stable_adamw" and not self.bias_correction,
+            "optimizer.name stable_adamw needs corrected moments; set optimizer.bias_correction=True",
+        )
+        yield (
+            self.schedule != "linear" and self.decay_power != 1,
+            f"optimizer.decay_power {self.decay_power} needs optimizer.schedule=linear",
+        )
+        yield one_warmup(self, "optimizer")
 
 
 @dataclass(frozen=True)
@@ -208,19 +206,17 @@ class Phase2Config(Section):
     warmup_rate: float = setting(0.0, most=MOST_RATE)
     keep_moments: bool = True  # keep the moments of Adam; False starts them at zero
 
-    def validate(self) -> None:
-        super().validate()
-        check_warmup(self, "phase2")
-        if self.schedule == "continue" and (
-            self.learning_rate or self.warmup_steps or self.warmup_rate
-        ):
-            raise InputError(
-                "phase2.schedule continue has no learning_rate or warm-up of its own; set phase2's to 0"
-            )
-        if self.num_steps and not self.path:
-            raise InputError(
-                "phase2.path is empty; give a directory made by prepare_corpus, or phase2.num_steps=0"
-            )
+    def rules(self) -> Rules:
+        yield one_warmup(self, "phase2")
+        yield (
+            self.schedule == "continue"
+            and (self.learning_rate or self.warmup_steps or self.warmup_rate),
+            "phase2.schedule continue has no learning_rate or warm-up of its own; set phase2's to 0",
+        )
+        yield (
+            self.num_steps and not self.path,
+            "phase2.path is empty; give a directory made by prepare_corpus, or phase2.num_steps=0",
+        )
 
 
 @dataclass(frozen=True)
@@ -250,13 +246,12 @@ class MeshConfig(Section):
     # be a multiple of this. 0 reads the number from the devices.
     dcn: int = 0
 
-    def validate(self) -> None:
-        super().validate()
+    def rules(self) -> Rules:
         sizes = (self.data, self.fsdp, self.tensor)
-        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
-            raise InputError(
-                f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once"
-            )
+        yield (
+            0 in sizes or sizes.count(-1) > 1,
+            f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once",
+        )
 
 
 @dataclass(frozen=True)
@@ -273,13 +268,19 @@ class CheckpointConfig(Section):
     # revisions of pre-training after these numbers of words of text too, such as "1e6,2e6,10e6"
     keep_words: str = ""
 
-    def validate(self) -> None:
-        super().validate()
+    def rules(self) -> Rules:
         self.words()
+        return ()
 
     def words(self) -> tuple[float, ...]:
         """Returns the numbers of words after which revisions are kept, ascending."""
-        return tuple(sorted(numbers_above_0(self.keep_words, "checkpoint.keep_words", "1e6,10e6")))
+        return tuple(
+            sorted(
+                numbers_of(
+                    self.keep_words, "checkpoint.keep_words", "1e6,10e6", ABOVE_0, MOST_FLOAT
+                )
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -293,9 +294,9 @@ class ReportConfig(Section):
     # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir profiles the next five
     profile_steps: str = ""
 
-    def validate(self) -> None:
-        super().validate()
+    def rules(self) -> Rules:
         step_range(self.profile_steps)
+        return ()
 
 
 @dataclass(frozen=True)
@@ -338,42 +339,26 @@ class PretrainConfig(Section):
         """Raises: InputError at the first setting that breaks a rule."""
         check_types(self)
         super().validate()
-        if self.model.causal and self.train.next_sentence:
-            raise InputError(
-                "the [CLS] of a model.causal sees only itself; set train.next_sentence=False"
-            )
-        if self.masking.causal_rate:
-            self._check_causal_rows()
-        check_microbatches("data.batch_size", self.data.batch_size, self.train.accumulate)
-        if self.phase2.num_steps:
-            size, pieces = self.phase2.batch_size, self.phase2.accumulate
-            check_microbatches(
-                "phase2.batch_size", size or self.data.batch_size, pieces or self.train.accumulate
-            )
 
-    def _check_causal_rows(self) -> None:
-        """Raises: InputError if a setting does not go with rows that are read from left to right."""
-        model = self.model
+    def rules(self) -> Rules:
+        model, phase2 = self.model, self.phase2
+        yield (
+            model.causal and self.train.next_sentence,
+            "the [CLS] of a model.causal sees only itself; set train.next_sentence=False",
+        )
+        mixed = f"masking.causal_rate {self.masking.causal_rate} needs rows of two kinds in a batch, and"
         for is_set, why in (
-            (
-                model.causal,
-                "model.causal=True reads all rows from left to right; set model.causal=False",
-            ),
-            (
-                model.attention == "fused",
-                "model.attention=fused reads all rows alike; set model.attention=plain",
-            ),
-            (
-                model.num_local,
-                f"model.window {model.window} reads all rows alike; set model.window=0",
-            ),
+            (model.causal, "model.causal=True reads all rows alike; set it to False"),
+            (model.attention == "fused", "model.attention=fused reads all alike; set it to plain"),
+            (model.num_local, f"model.window {model.window} reads all rows alike; set it to 0"),
             (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
         ):
-            if is_set:
-                rate = f"masking.causal_rate {self.masking.causal_rate}"
-                raise InputError(
-                    f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0"
-                )
+            yield self.masking.causal_rate and is_set, f"{mixed} {why}, or masking.causal_rate=0"
+        size, pieces = self.data.batch_size, self.train.accumulate
+        yield microbatches("data.batch_size", size, pieces)
+        if phase2.num_steps:
+            size, pieces = phase2.batch_size or size, phase2.accumulate or pieces
+            yield microbatches("phase2.batch_size", size, pieces)
 
 
 # with the values that follow from the data

@@ -17,16 +17,30 @@ class Section:
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def validate(self) -> None:
-        """Raises: InputError if a setting is not what its field allows, here or in a section within."""
+        """Raises: InputError if a setting is not what its field allows, or a rule is broken, here or within."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Section):
                 value.validate()
             elif not fits(field, value):
-                name = f"{_section(self)}{field.name}"
-                raise InputError(f"{name} {shown(value)} is not {bounds(field)}")
+                section = type(self).__name__.removeprefix("Finetune").lower()
+                section = f"{section.removesuffix('config')}." if section.endswith("config") else ""
+                problem = f"{section}{field.name} {shown(value)} is not {bounds(field)}"
+                raise InputError(problem)
+        for is_broken, problem in self.rules():
+            if is_broken:
+                raise InputError(problem)
+
+    def rules(self) -> typing.Iterable[tuple[object, str]]:
+        """Yields the rules that bind several settings: whether each is broken, and the message.
+
+        What one setting may be stands in its field. Rules are read after the fields and the sections within, and may
+        rely on them. A section that reads a text of its own, such as numbers with commas, does it here, and raises.
+        """
+        return ()
 
 
+Rules: TypeAlias = typing.Iterable[tuple[object, str]]
 Config = TypeVar("Config", bound=Section)
 # settings as plain dicts: by name, numbers, texts, booleans and nested sections
 Values: TypeAlias = dict[str, Any]
@@ -222,34 +236,24 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _section(config: Section) -> str:
-    """Returns how the names of a section's settings begin, such as "model." for a ModelConfig."""
-    name = type(config).__name__
-    return (
-        f"{name.removesuffix('Config').removeprefix('Finetune').lower()}."
-        if name.endswith("Config")
-        else ""
-    )
-
-
 def step_range(text: str) -> tuple[int, int]:
     """Returns the steps of "100:105", or (0, 0) for "". Raises: InputError if the text is not such a range."""
-    if not text:
-        return 0, 0
-    match = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text)
+    match = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text or "0:1")
     if match is None or int(match[1]) >= int(match[2]):
         raise InputError(f"report.profile_steps {shown(text)} is not FIRST:LAST, as in 100:105")
-    return int(match[1]), int(match[2])
+    return (int(match[1]), int(match[2])) if text else (0, 0)
 
 
-def numbers_above_0(text: str, name: str, example: str) -> tuple[float, ...]:
-    """Returns the numbers of a list with commas. Raises: InputError if one is not above 0, as float32 has it."""
+def numbers_of(
+    text: str, name: str, example: str = "0.5,1", least: float = 0.0, most: float = 1e15
+) -> tuple[float, ...]:
+    """Returns the numbers of a list with commas. Raises: InputError if one is not in the range."""
     try:
         numbers = [float(number) for number in text.split(",") if number.strip()]
     except ValueError:
-        numbers = [0.0]
-    if not all(ABOVE_0 <= number <= MOST_FLOAT for number in numbers):
+        numbers = [math.nan]
+    if not all(least <= number <= most for number in numbers):
         raise InputError(
-            f"{name} {shown(text)} is not a list of numbers above 0, up to 1e38; use like {example}"
+            f"{name} {shown(text)} is not numbers from {least:g} up to {most:g}, with commas; use like {example}"
         )
     return tuple(numbers)

@@ -41,60 +41,56 @@ def told_if_slow(url: str) -> Iterator[None]:
         timer.cancel()
 
 
-def explain(url: str, verb: str, error: Exception) -> str:
+# HTTP statuses, words of an error or its type, and what is said: the first that fits.
+_REASONS = (
+    (
+        ("401",),
+        "NoCredentials|DefaultCredentials|RefreshError|Anonymous caller",
+        "there are no valid credentials for {bucket} ({text}); {login}",
+    ),
+    (
+        ("429", "507"),
+        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted",
+        "a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or try again later",
+    ),
+    (
+        ("403",),
+        "PermissionError|forbidden|permission_denied",
+        "the credentials do not permit it ({text}); give this account the right to {verb} objects of {bucket}, such as "
+        "roles/storage.object{role} on Google Cloud",
+    ),
+)
+_LOGIN = {"s3": "aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"}
+_LOGIN_GOOGLE = "gcloud auth application-default login, or on a VM give its service account access to the bucket"
+
+
+def explain(url: str, verb: str, error: BaseException) -> str:
     """Returns the message for an error of a file system or of TensorStore: the URL, the reason and the fix."""
     whole = one_line(error)
-    text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
-    bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
-    match = re.search(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
+    text = re.split(r" \[(http_response|tensorstore_spec)", whole)[0][:300]
+    protocol, _, rest = url.partition("://")
+    bucket = f"{protocol}://{rest.partition('/')[0]}"
+    in_text = re.search(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
     code = str(
-        getattr(error, "code", "") or getattr(error, "status", "") or (match[1] if match else "")
+        getattr(error, "code", "")
+        or getattr(error, "status", "")
+        or (in_text[1] if in_text else "")
     )
-    kind = type(error).__name__
-    no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
-    if (
-        code == "401"
-        or any(name in kind or name in text for name in no_key)
-        or "Anonymous caller" in text
-    ):
-        remedy = (
-            "aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            if url.partition("://")[0].lower() == "s3"
-            else "gcloud auth application-default login, or on a VM give its service account access to the bucket"
-        )
-        return (
-            f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
-        )
+    kind = "PermissionError" if isinstance(error, PermissionError) else type(error).__name__
     # without addresses, whose names may have any word or number
-    message = re.sub(r"\w+://\S+", "", text)
-    if code in ("429", "507") or re.search(
-        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted",
-        message,
-        re.I,
-    ):
-        return (
-            f"cannot {verb} {url}: a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or "
-            "try again later"
-        )
-    if (
-        code == "403"
-        or isinstance(error, PermissionError)
-        or re.search("forbidden|permission_denied", message, re.I)
-    ):
-        role = "User" if verb == "write" else "Viewer"
-        return (
-            f"cannot {verb} {url}: the credentials do not permit it ({text}); give this account the right to {verb} "
-            f"objects of {bucket}, such as roles/storage.object{role} on Google Cloud"
-        )
-    if (
-        isinstance(error, FileNotFoundError)
-        and not is_absent(error)
-        and error.__cause__ is not None
-    ):
-        return explain(url, verb, error.__cause__)  # type: ignore[arg-type]
-    if verb == "write" and (isinstance(error, FileNotFoundError) or code == "404"):
+    words = f"{kind} " + re.sub(r"\w+://\S+", "", text)
+    for codes, pattern, reason in _REASONS:
+        if code in codes or re.search(pattern, words, re.IGNORECASE):
+            login = _LOGIN.get(protocol.lower(), _LOGIN_GOOGLE)
+            role = "User" if verb == "write" else "Viewer"
+            told = reason.format(bucket=bucket, text=text, verb=verb, login=login, role=role)
+            return f"cannot {verb} {url}: {told}"
+    is_missing = isinstance(error, FileNotFoundError)
+    if is_missing and error.__cause__ is not None and not is_absent(error):
+        return explain(url, verb, error.__cause__)
+    if verb == "write" and (is_missing or code == "404"):
         return f"cannot write {url}: there is no bucket {bucket}; check its name, or make it first"
-    if isinstance(error, FileNotFoundError):
+    if is_missing:
         return f"{url} does not exist; check the address"
     return f"cannot {verb} {url}: {text}; check the address, your rights and the network"
 

@@ -182,23 +182,17 @@ class BlockCache:
             while not self._closed:
                 while self._due and not self._is_missing(self._due[0][1]):
                     heapq.heappop(self._due)
-                if self._due and (slot := self._take_slot()) is not None:
+                if self._due and (self._free or self._idle):
+                    if not self._free:  # the block unwanted for the longest time gives its slot
+                        oldest = next(iter(self._idle))
+                        del self._idle[oldest]
+                        self._free.append(self._slots.pop(oldest))
                     block = heapq.heappop(self._due)[1]
                     self._fetching.add(block)
-                    return block, slot
+                    return block, self._free.pop()
                 self._changed.wait()
         return None
 
     def _is_missing(self, block: int) -> bool:
         busy = block in self._slots or block in self._fetching or block in self._failed
         return not busy and block in self._wanted
-
-    def _take_slot(self) -> int | None:
-        """Returns a free slot, or that of the block unwanted for the longest time; None if all are wanted."""
-        if self._free:
-            return self._free.pop()
-        if not self._idle:
-            return None
-        block = next(iter(self._idle))
-        del self._idle[block]
-        return self._slots.pop(block)

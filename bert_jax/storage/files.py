@@ -36,14 +36,9 @@ def split_places(places: str) -> list[str]:
     """Returns the paths in a comma-separated list, stripped. A comma in the name of an existing path does not split."""
     parts, paths = places.split(","), []
     while parts:
-        count = next(
-            (
-                n
-                for n in range(min(len(parts), 8), 1, -1)
-                if os.path.exists(",".join(parts[:n]).strip())
-            ),
-            1,
-        )
+        count = min(len(parts), 8)
+        while count > 1 and not os.path.exists(",".join(parts[:count]).strip()):
+            count -= 1
         paths.append(",".join(parts[:count]).strip())
         del parts[:count]
     return paths
@@ -57,8 +52,8 @@ def expand_globs(patterns: str) -> list[str]:
     paths: dict[str, None] = {}
     for pattern in filter(None, split_places(patterns)):
         matches = remote_glob(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
-        # its name may contain glob characters
-        matches = [pattern] if os.path.isfile(pattern) else matches
+        if os.path.isfile(pattern):  # its name may contain glob characters
+            matches = [pattern]
         matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
         if not matches:
             raise InputError(

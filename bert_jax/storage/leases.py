@@ -103,6 +103,7 @@ class Lease:
                 stores.remove(self.url)
 
     def _keep_renewing(self) -> None:
+        """Renews the lease until it is released or lost, which it then tells."""
         while not self._ended.wait(RENEW_SECONDS):
             # of the network: `check` decides, before anything is written
             with contextlib.suppress(InputError):
@@ -112,28 +113,26 @@ class Lease:
                 return
 
     def _renew(self) -> None:
+        """Writes the lease again; if another has it, `_lost` says who, and it is written no more."""
         with self._changing:
-            token = stores.write_if(self.url, self._content(), self._token)
+            token, who = stores.write_if(self.url, self._content(), self._token), ""
             if not token:
-                current = stores.read_version(self.url)
-                other = _read(current.content) if current is not None else {"name": ""}
-                # the answer to an earlier write was lost
-                if current is not None and other["name"] == self._name:
-                    token = current.token
-                else:
-                    who = (
-                        _describe(other, current.age)
-                        if current is not None
-                        else "nobody, as it was deleted"
-                    )
-                    self._lost = (
-                        f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
-                        "that one run alone uses the place"
-                    )
-                    return
-            self._token, self._renewed_at = token, _now()
+                current, who = stores.read_version(self.url), "nobody, as it was deleted"
+                if current is not None:
+                    other = _read(current.content)
+                    who = _describe(other, current.age)
+                    if other["name"] == self._name:  # the answer to an earlier write was lost
+                        token = current.token
+            if token:
+                self._token, self._renewed_at = token, _now()
+            else:
+                self._lost = (
+                    f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
+                    "that one run alone uses the place"
+                )
 
     def _content(self) -> bytes:
+        """Returns the next content of the lease: each has another number, and so another version."""
         self._renewals += 1
         about = {"name": self._name, "renewals": self._renewals, "expire_seconds": EXPIRE_SECONDS}
         about |= {"doing": self._doing()} | _this_process()
@@ -155,10 +154,6 @@ def lease(
     Raises: InputError if the store cannot be reached or written, or has no conditional writes.
     """
     stores.check_no_pattern(directory)
-    if stores.protocol_of(url) not in stores.WORK_PROTOCOLS:
-        raise InputError(
-            f"{directory} cannot be locked; give a place in gs:// or s3://, or on this machine"
-        )
     held = Lease(url, on_loss, doing)
     holder = held.take()
     if holder:
@@ -185,6 +180,7 @@ def _now() -> float:
 
 
 def _this_process() -> Holder:
+    """Returns what another process needs to see whether this one is alive."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -211,6 +207,7 @@ def _began(pid: int) -> str:
 
 
 def _read(content: bytes) -> Holder:
+    """Returns the JSON of a lease; one without a name, which nobody has, if it is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         about = json.loads(content)
         if isinstance(about, dict):
@@ -233,5 +230,6 @@ def _patience(other: Holder, age: float) -> float:
 
 
 def _describe(other: Holder, age: float) -> str:
+    """Returns who holds a lease, how long ago it was renewed, and what that run is doing."""
     doing = f", {str(other['doing'])[:200]}" if other.get("doing") else ""
     return f"process {other.get('pid', '?')} on {other.get('host', 'an unknown host')}, renewed {age:.0f} s ago{doing}"

@@ -56,11 +56,15 @@ def writing(output: AnyPath, inside: bool = False) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(path, RemotePath):
-                holder = stack.enter_context(_lease(path, inside))
-            else:
-                holder = stack.enter_context(
-                    lock_file(path / LOCK if inside else path.with_name(f".{path.name}.lock"))
+                holder = ""
+                name = (
+                    path / leases.LEASE if inside else path.with_name(f".{path.name}{leases.LEASE}")
                 )
+                if stores.protocol_of(str(path)) in stores.WORK_PROTOCOLS:
+                    holder = stack.enter_context(leases.lease(str(name), str(path)))
+            else:
+                name = path / LOCK if inside else path.with_name(f".{path.name}.lock")
+                holder = stack.enter_context(lock_file(name))
         except OSError as error:
             raise InputError(
                 f"cannot write {path}: {error.strerror or error}; check the place and its space"
@@ -70,13 +74,6 @@ def writing(output: AnyPath, inside: bool = False) -> Iterator[None]:
                 f"output {path} is being written by another command ({holder}); choose another"
             )
         yield
-
-
-def _lease(output: RemotePath, inside: bool) -> contextlib.AbstractContextManager[str]:
-    if stores.protocol_of(str(output)) not in stores.WORK_PROTOCOLS:
-        return contextlib.nullcontext("")
-    path = output / leases.LEASE if inside else output.with_name(f".{output.name}{leases.LEASE}")
-    return leases.lease(str(path), str(output))
 
 
 def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
@@ -95,8 +92,9 @@ def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
             continue
         try:
             holder = _lock(descriptor, wait)
-            if holder or _is_file_of(descriptor, path):
-                return descriptor, holder
+            with contextlib.suppress(FileNotFoundError):
+                if holder or os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor, holder
         except BaseException:
             os.close(descriptor)
             raise
@@ -116,11 +114,3 @@ def _lock(descriptor: int, wait: bool) -> str:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return ""
-
-
-def _is_file_of(descriptor: int, path: Path) -> bool:
-    """Returns whether the open file is the one at `path` still."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -68,12 +68,10 @@ class RemotePath:
         return stores.info_of(self.url) is not None
 
     def is_file(self) -> bool:
-        info = stores.info_of(self.url)
-        return info is not None and info["type"] == "file"
+        return (stores.info_of(self.url) or {}).get("type") == "file"
 
     def is_dir(self) -> bool:
-        info = stores.info_of(self.url)
-        return info is not None and info["type"] == "directory"
+        return (stores.info_of(self.url) or {}).get("type") == "directory"
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """Yields the objects and prefixes directly below this one, sorted; nothing if there are none."""
@@ -172,29 +170,25 @@ def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) ->
 
     Raises: StoppedError if it cannot be written.
     """
-    names = [
-        path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()
-    ]
-    before = target.listing()
-    (target / UNFINISHED).write_bytes(b"")
-    for name in last:
-        if name in before:
-            (target / name).unlink()
-    list(
-        stores.at_once(
-            lambda name: (target / name).put(source / name),
-            [name for name in names if name not in last],
-        )
-    )
-    list(
-        stores.at_once(
-            lambda name: (target / name).unlink(), set(before) - set(names) - {UNFINISHED}
-        )
-    )
+    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    names = {path.relative_to(source).as_posix() for path in files}
+    before = target.listing().keys() - {UNFINISHED}
+
+    def put(name: str) -> None:
+        (target / name).put(source / name)
+
+    def unlink(name: str) -> None:
+        (target / name).unlink()
+
+    (target / UNFINISHED).touch()
+    for name in before & set(last):
+        unlink(name)
+    list(stores.at_once(put, sorted(names - set(last))))
+    list(stores.at_once(unlink, before - names - set(last)))
     for name in last:
         if name in names:
-            (target / name).put(source / name)
-    (target / UNFINISHED).unlink()
+            put(name)
+    unlink(UNFINISHED)
 
 
 def is_taken(path: Place) -> bool:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of bytes of files behind URLs. A read that fails or stalls is repeated, with pauses that grow."""
 
-import contextlib
-import email.utils
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from bert_jax.errors import InputError, StoppedError, one_line
@@ -14,10 +11,9 @@ from bert_jax.storage.answers import explain
 from bert_jax.storage.stores import file_system, remote_errors
 
 TRIES = 8
-TIMEOUT = 30.0  # seconds for a request of `_PART_BYTES` at most
+TIMEOUT = 30.0  # seconds for a request, of a block
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds; each pause is about twice the one before
 LONGEST_WAIT = 300.0  # seconds, if the server says how long to wait (Retry-After)
-_PART_BYTES = 8 << 20
 _AGAIN = {408, 425, 429}  # HTTP statuses below 500 that are worth a retry
 
 
@@ -31,31 +27,31 @@ class RangeReader:
             self._files, self._path = file_system(self._root)
 
     def read(self, name: str, start: int, end: int, find_damage: Callable[[bytes], str]) -> bytes:
-        """Returns the bytes start..end of the file `name`.
+        """Returns the bytes start..end of the file `name`, of one block; tries again, with pauses between.
 
         `find_damage` returns a description of their damage, or "" if there is none; damaged bytes are read again.
 
         Raises: InputError if the file is missing or may not be read, StoppedError if all tries fail. Both name the
         file, the error and the number of tries.
         """
-
-        def attempt() -> bytes:
-            parts = range(start, end, _PART_BYTES)
-            if len(parts) == 1:
+        url, began, reason = f"{self._root}/{name}", time.monotonic(), ""
+        for number in range(TRIES):
+            try:
                 content = self._request(name, start, end)
-            else:
-                ends = [min(part + _PART_BYTES, end) for part in parts]
-                content = b"".join(
-                    self._retried(
-                        name, lambda part=part, stop=stop: self._request(name, part, stop)
-                    )
-                    for part, stop in zip(parts, ends)
-                )
-            if damage := find_damage(content):
-                raise _Failed(damage)
-            return content
-
-        return self._retried(name, attempt)
+                if damage := find_damage(content):
+                    raise _Failed(damage)
+                return content
+            except InputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - every file system has errors of its own
+                reason, status = _describe(error), _status(error)
+                refused = status is not None and 400 <= status < 500 and status not in _AGAIN
+                if refused or isinstance(error, (FileNotFoundError, PermissionError)):
+                    raise InputError(explain(url, "read", error)) from None
+                if number + 1 < TRIES:
+                    time.sleep(_pause(number, error))
+        tries = f"the last of {TRIES} tries in {time.monotonic() - began:.0f} s"
+        raise StoppedError(f"cannot read {url}: {reason}, at {tries}; give the same command again")
 
     def _request(self, name: str, start: int, end: int) -> bytes:
         """Returns the bytes of one request for a range, if they have the expected length."""
@@ -78,28 +74,6 @@ class RangeReader:
             raise _Failed(f"{len(content)} of {end - start} bytes arrived")
         return content
 
-    def _retried(self, name: str, attempt: Callable[[], bytes]) -> bytes:
-        """Returns the result of the first attempt that succeeds, with pauses between attempts.
-
-        Raises: InputError for errors that do not pass, StoppedError if all attempts fail.
-        """
-        url, began = f"{self._root}/{name}", time.monotonic()
-        reason = ""
-        for number in range(TRIES):
-            try:
-                return attempt()
-            except InputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - every file system has errors of its own
-                reason, status = _describe(error), _status(error)
-                refused = status is not None and 400 <= status < 500 and status not in _AGAIN
-                if refused or isinstance(error, (FileNotFoundError, PermissionError)):
-                    raise InputError(explain(url, "read", error)) from None
-                if number + 1 < TRIES:
-                    time.sleep(_pause(number, error))
-        tries = f"the last of {TRIES} tries in {time.monotonic() - began:.0f} s"
-        raise StoppedError(f"cannot read {url}: {reason}, at {tries}; give the same command again")
-
 
 class _Failed(Exception):
     """A read that ended with the wrong bytes."""
@@ -112,6 +86,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _describe(error: Exception) -> str:
+    """Returns what went wrong in words: no answer in time, or the HTTP status with the text of the server."""
     import fsspec.exceptions
 
     if isinstance(error, fsspec.exceptions.FSTimeoutError | TimeoutError):
@@ -125,12 +100,8 @@ def _describe(error: Exception) -> str:
 
 def _pause(number: int, error: Exception) -> float:
     """Returns the seconds to wait after failure `number`, the first being 0: the server's Retry-After, if given."""
-    with contextlib.suppress(Exception):
-        wanted = getattr(error, "headers", {}).get("Retry-After", "")
-        if wanted.isdigit():
-            return min(float(wanted), LONGEST_WAIT)
-        if wanted:
-            date = email.utils.parsedate_to_datetime(wanted)
-            return min(max(0.0, (date - datetime.now(UTC)).total_seconds()), LONGEST_WAIT)
+    wanted = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
+    if wanted.isdigit():
+        return min(float(wanted), LONGEST_WAIT)
     # A random part, so that many hosts do not come back at the same moment.
     return min(FIRST_PAUSE * 2**number, LONGEST_PAUSE) * random.uniform(0.75, 1.25)

@@ -171,21 +171,14 @@ def put_file(path: Path, url: str) -> None:
             except FileNotFoundError:
                 if attempt == _UPLOADS - 1:
                     raise
-            else:
-                break
-            if info_of(url) is not None and _has_arrived(files, path, target):
+                if info_of(url) is None:
+                    continue
+            about, crc = checksum_in(files.info(target)), crc32c_of(path)
+            if about["bytes"] == path.stat().st_size and about.get("crc32c", crc) == crc:
                 return
-        if not _has_arrived(files, path, target):
-            raise StoppedError(
-                f"cannot write {url}: what arrived is not what was sent; give the command again"
-            )
-
-
-def _has_arrived(files: FileSystem, path: Path, target: str) -> bool:
-    about = checksum_in(files.info(target))
-    return (
-        about["bytes"] == path.stat().st_size and about.get("crc32c", crc := crc32c_of(path)) == crc
-    )
+        raise StoppedError(
+            f"cannot write {url}: what arrived is not what was sent; give the command again"
+        )
 
 
 def remove(url: str, below: bool = False) -> None:
@@ -225,16 +218,12 @@ def list_below(url: str) -> dict[str, Checksums]:
             infos = files.find(root, detail=True)
         except FileNotFoundError:
             return {}
-    names = {
-        path: path[path.index(root) + len(root) + 1 :]
-        for path in infos
-        if root in path and path != root
-    }
-    return {
-        name: checksum_in(infos[path])
-        for path, name in sorted(names.items())
-        if name and not name.endswith("/")
-    }
+    found = {}
+    for path, info in sorted(infos.items()):
+        _, _, name = path.partition(f"{root}/")
+        if name and not name.endswith("/"):
+            found[name] = checksum_in(info)
+    return found
 
 
 def checksum_in(info: Info) -> Checksums:
@@ -297,6 +286,7 @@ def write_if(url: str, content: bytes, token: str) -> str:
 
 
 def _write_gcs(files: FileSystem, path: str, content: bytes, token: str) -> str:
+    """Writes an object of Google Cloud Storage if its generation is still that of the token."""
     bucket, key, _ = files.split_path(path)
     about = json.dumps({"name": key}).encode()
     parts = b"".join(
@@ -319,6 +309,7 @@ _UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")
 
 
 def _write_s3(files: FileSystem, path: str, content: bytes, token: str) -> str:
+    """Writes an object of S3 if its ETag is still the token."""
     bucket, key, _ = files.split_path(path)
     condition = {"IfMatch": token} if token else {"IfNoneMatch": "*"}
     try:
@@ -336,11 +327,9 @@ _memory = threading.Lock()
 
 
 def _write_memory(files: FileSystem, path: str, content: bytes, token: str) -> str:
+    """Writes an object of fsspec's memory if its checksum is still the token."""
     with _memory:
-        current = files.cat_file(path) if files.exists(path) else None
-        if (current is None) != (token == "") or (
-            current is not None and _token({}, current) != token
-        ):
+        if token != (_token({}, files.cat_file(path)) if files.exists(path) else ""):
             return ""
         files.pipe_file(path, content)
         return _token({}, content)
@@ -350,6 +339,7 @@ _CONDITIONAL = {"gs": _write_gcs, "gcs": _write_gcs, "s3": _write_s3, "memory": 
 
 
 def _token(info: Info, content: bytes) -> str:
+    """Returns what tells this version of an object from others: its generation, its ETag, or a checksum."""
     return str(
         info.get("generation")
         or (info.get("ETag") or "").strip('"')
@@ -358,6 +348,7 @@ def _token(info: Info, content: bytes) -> str:
 
 
 def _age(info: Info) -> float:
+    """Returns the seconds since an object was written, 0 where the store does not say when."""
     written = info.get("LastModified") or info.get("mtime") or info.get("created")
     if not isinstance(written, datetime.datetime):
         return 0.0

@@ -132,8 +132,8 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
         raise InputError(
             f"{path} is half a directory: its upload was stopped; give the command that wrote it again"
         )
-    wanted = [name for name in objects if not names or name.startswith(tuple(one for one in names if one.endswith("/")))
-              or name in names]  # fmt: skip
+    folders = tuple(name for name in names if name.endswith("/"))
+    wanted = [name for name in objects if not names or name in names or name.startswith(folders)]
     if not wanted:
         raise InputError(f"{path} does not exist or is empty; check the address")
     # Where the listing has no checksums, the size alone would not tell of every change.

@@ -159,8 +159,13 @@ def check_file(path: AnyPath, *inputs: AnyPath) -> None:
             raise InputError(
                 f"output {path} is a directory; name a file, such as {place / 'output.json'}"
             )
-        if any(_is_same(to_place(given), place) for given in inputs):
-            raise InputError(f"output {path} is the input too; name another file")
+        for given in map(to_place, inputs):
+            is_same = given == place
+            if isinstance(given, Path) and isinstance(place, Path):
+                with contextlib.suppress(OSError, ValueError):  # it is not there, or is a pattern
+                    is_same = os.path.samefile(given, place)
+            if is_same:
+                raise InputError(f"output {path} is the input too; name another file")
         if not isinstance(place, Path):
             return
         if place.exists() and not place.is_file():
@@ -173,15 +178,6 @@ def check_file(path: AnyPath, *inputs: AnyPath) -> None:
         raise cannot_write(path, error) from error
 
 
-def _is_same(one: Place, other: Place) -> bool:
-    if isinstance(one, RemotePath) or isinstance(other, RemotePath):
-        return one == other
-    try:
-        return os.path.samefile(one, other)
-    except (OSError, ValueError):  # it is not there, or is not a path, such as a pattern
-        return False
-
-
 def check_space(directory: Path, num_bytes: int) -> None:
     """Raises: StoppedError if a directory has no room for `num_bytes` more."""
     free = shutil.disk_usage(directory).free
@@ -192,27 +188,24 @@ def check_space(directory: Path, num_bytes: int) -> None:
         )
 
 
+_REMEDIES = dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), "check its permissions or choose another place"
+) | dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "correct the path")
+
+
 def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
     """Returns the error to raise after `error` has interrupted the writing of `path`."""
-    number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
-    reason = text or one_line(error)[:200]
+    number, place = getattr(error, "errno", None) or 0, to_place(path)
+    reason = getattr(error, "strerror", None) or one_line(error)[:200]
+    remedy = _REMEDIES.get(number, "free some space or choose another place")
     if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
         reason = "No space left on device"
-    place = to_place(path)
+    if number in (errno.EEXIST, errno.ENOTEMPTY):
+        reason, remedy = "something else has made it meanwhile", "choose another place"
     if number in (errno.EEXIST, errno.ENOTDIR) and isinstance(place, Path):
         if above := [parent for parent in place.parents if parent.is_file()]:
-            return StoppedError(f"cannot write {path}: {above[0]} is a file; correct the path")
-    if number in (errno.EEXIST, errno.ENOTEMPTY):
-        return StoppedError(
-            f"cannot write {path}: something else has made it meanwhile; choose another place"
-        )
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoppedError(
-            f"cannot write {path}: {reason}; check its permissions or choose another place"
-        )
-    if number in (errno.ENOENT, errno.ENOTDIR):
-        return StoppedError(f"cannot write {path}: {reason}; correct the path")
-    return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
+            reason, remedy = f"{above[0]} is a file", "correct the path"
+    return StoppedError(f"cannot write {path}: {reason}; {remedy}")
 
 
 def write_json(path: AnyPath, value: object, durable: bool = True) -> None:

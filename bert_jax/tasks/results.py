@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -135,25 +135,14 @@ def listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-_SCORES = schema.map_of(schema.number(finite=False))
-_RESULTS = schema.record(
-    {
-        "metrics": _SCORES,
-        "metric": schema.text(),
-        "constant": _SCORES,
-        "step": schema.integer(),
-        "signal": schema.integer(),
-        "seconds": schema.number(),
-    }
-)
-
-
 def read_results(workdir: Place) -> FinetuneResult | None:
     """Returns the results of a finished run, or None if it has not finished. Raises: InputError if damaged."""
     path = workdir / "results.json"
     if not path.exists():
         return None
     values = schema.read_record(
-        path, _RESULTS, "it is damaged, so delete it and give the same command again"
+        path,
+        schema.record(get_type_hints(FinetuneResult)),
+        "it is damaged, so delete it and give the same command again",
     )
     return FinetuneResult(**{name: values[name] for name in FinetuneResult._fields})

@@ -14,10 +14,6 @@ OTHER = "what it makes of a text cannot be computed here"
 _COPY = "copy it again"
 
 
-class OtherTokenizer(InputError):
-    """A tokenizer that is not BERT's WordPiece."""
-
-
 def is_plain(backend: Any, path: Path) -> bool:
     """Returns whether tokenizer.json is BERT's WordPiece, with BERT's rows, and adds no tokens found in raw text."""
     try:
@@ -31,25 +27,12 @@ def is_plain(backend: Any, path: Path) -> bool:
         return False
 
 
-def is_others(backend: Any, path: Path) -> bool:
-    """Returns whether a tokenizer.json is whole and not BERT's WordPiece; a vocab.txt beside it is then incomplete."""
-    try:
-        berts_options(backend, path)
-    except OtherTokenizer:
-        return True
-    except (InputError, AttributeError):  # damaged: its reader raises the error
-        pass
-    return False
-
-
 def berts_options(backend: JsonObject, path: Path) -> JsonObject:
     """Returns the options of a tokenizer.json that is BERT's, under the names of tokenizer_config.json.
 
-    Raises: OtherTokenizer if it is another tokenizer.
+    Raises: InputError if it is another tokenizer, or damaged.
     """
-    parts = [
-        _only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")
-    ]
+    parts: list[Any] = [backend.get(name) for name in ("model", "normalizer", "pre_tokenizer")]
     if not all(isinstance(part, dict) for part in parts):
         raise InputError(f"{path}: model, normalizer and pre_tokenizer are not objects; {_COPY}")
     model, normalizer, splitter = parts
@@ -66,7 +49,7 @@ def berts_options(backend: JsonObject, path: Path) -> JsonObject:
         ("clean_text", normalizer.get("clean_text", True), True),
     ):
         if value != wanted:
-            raise OtherTokenizer(
+            raise InputError(
                 f"{path}: {setting} is {shown(value)}, BERT's is {shown(wanted)}; {OTHER}"
             )
     return {
@@ -74,19 +57,9 @@ def berts_options(backend: JsonObject, path: Path) -> JsonObject:
     }
 
 
-def _only_one(part: Any) -> Any:
-    """Returns the member of a Sequence that has no other, such as {"type": "Sequence", "normalizers": [...]}."""
-    while isinstance(part, dict) and part.get("type") == "Sequence":
-        members = part.get("normalizers", part.get("pretokenizers"))
-        if not isinstance(members, list) or len(members) != 1:
-            break
-        part = members[0]
-    return part
-
-
-def longest_word(backend: JsonObject, path: Path) -> int:
-    """Returns the most characters of a word that is not [UNK]: from tokenizer.json, or else Google's default."""
-    longest = (backend.get("model") or {}).get(LONGEST_WORD, MAX_WORD_LENGTH)
+def longest_word(model: JsonObject, path: Path) -> int:
+    """Returns the most characters of a word that is not [UNK]: Google's default, if it is not among the options."""
+    longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH)
     if type(longest) is not int or longest < 1:
         raise InputError(
             f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100"
@@ -94,19 +67,10 @@ def longest_word(backend: JsonObject, path: Path) -> int:
     return longest
 
 
-def berts_vocab(backend: JsonObject, path: Path, whole: bool = True) -> list[str]:
-    """Returns the tokens of BERT's tokenizer.json in the order of their ids, as the lines of vocab.txt are read.
-
-    Without `whole` ids may be missing.
-    """
-    ids = (backend.get("model") or {}).get("vocab")
-    numbers = list(ids.values()) if isinstance(ids, dict) else []
-    fits = bool(numbers) and all(type(index) is int for index in numbers)
-    if (
-        not isinstance(ids, dict)
-        or not fits
-        or (whole and sorted(numbers) != list(range(len(numbers))))
-    ):
+def berts_vocab(backend: JsonObject, path: Path) -> list[str]:
+    """Returns the tokens of BERT's tokenizer.json in the order of their ids, as the lines of vocab.txt are read."""
+    ids = backend["model"].get("vocab")
+    if not isinstance(ids, dict) or not ids or list(range(len(ids))) != sorted(ids.values()):
         raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; {_COPY}")
     return [token.strip() for token in sorted(ids, key=ids.__getitem__)]
 

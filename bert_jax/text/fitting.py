@@ -107,18 +107,11 @@ def fit_texts(
     results = []
     for number, text in enumerate(texts, before + 1):
         parts = (text,) if isinstance(text, str) else text
-        if isinstance(text, list) and all(isinstance(part, str) for part in text):
+        # a list may be words or a pair
+        are_texts = isinstance(parts, tuple) and all(isinstance(part, str) for part in parts)
+        if not are_texts or len(parts) not in (1, 2):
             raise InputError(
-                f"text {number} is {text!r:.60}, a list, which may be words or a pair; give words as one string with "
-                "blanks between them, and a pair as a tuple"
-            )
-        if (
-            not isinstance(parts, tuple)
-            or len(parts) not in (1, 2)
-            or not all(isinstance(part, str) for part in parts)
-        ):
-            raise InputError(
-                f"text {number} is {text!r:.60}, not a text and not a pair of them; give strings"
+                f"text {number} is {text!r:.60}, not a text and not a pair of them; give a string, or a tuple of two"
             )
         first, *second = (tokenizer.encode(part) for part in parts)
         fitted = join_texts(tokenizer, first, second[0] if second else None, most)

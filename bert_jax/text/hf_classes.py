@@ -4,11 +4,10 @@
 Source: `AutoTokenizer` and the tokenizer classes of transformers 5.23.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError, reading, shown
 from bert_jax.text.bert_json import is_plain
 from bert_jax.text.tokenizer_files import VOCAB, TokenizerFiles
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject
@@ -84,12 +83,15 @@ def as_loaded(
         return backend, settings, []
     if "added_tokens_decoder" not in settings:
         settings = settings | files.special_tokens
-    for name in (f"{role}_token" for role in _NAMED):
-        if settings.get(name) is not None and not _content(settings[name]):
-            raise InputError(
-                f"{directory}: {name} is {shown(settings[name])}, which is not a text; correct it"
-            )
-    _check_class(directory, kind, model.get("type"))
+    wanted, given = _MODELS.get(kind), model.get("type")
+    follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
+    if wanted and given not in (None, wanted):
+        both = f"tokenizer.json has a {shown(given)} model, and {kind} makes a {wanted} of it"
+        raise InputError(f"{directory}: {both}; {follow}")
+    if kind in _OTHERS:
+        raise InputError(
+            f"{directory}: {kind} builds parts of tokenizer.json anew, which is not done here; {follow}"
+        )
     lowercase = next(_normalizers(backend), {}).get("lowercase", True)
     if _MODELS.get(kind) == "WordPiece" and settings.get("do_lower_case") is None and not lowercase:
         notes.append(f"text is lower-cased, as transformers' {kind} does unless do_lower_case in "
@@ -98,30 +100,11 @@ def as_loaded(
         settings = settings | _usual_settings(kind, settings)
     elif settings.get("tokenizer_class") in GENERAL or files.model is not None:
         settings = {INPUTS: _NO_TYPES} | settings
-    try:
+    with reading(str(directory)):
         backend = backend | {"added_tokens": _added_tokens(files, backend, settings, kind)}
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{directory}: its tokenizer files do not list tokens and ids; copy them again"
-        ) from None
     # A vocab.txt of Google's keeps Google's limit.
     longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if VOCAB in files.contents else LONGEST
     return backend | _parts(kind, backend, settings, longest), settings, notes
-
-
-def _check_class(directory: Path, kind: str, model: Any) -> None:
-    """Raises: InputError if a class is not computed here, or makes another model of that of tokenizer.json."""
-    wanted = _MODELS.get(kind)
-    follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
-    if wanted and model not in (None, wanted):
-        both = f"tokenizer.json has a {shown(model)} model, and {kind} makes a {wanted} of it"
-        raise InputError(f"{directory}: {both}; {follow}")
-    if kind in _OTHERS:
-        raise InputError(
-            f"{directory}: {kind} builds parts of tokenizer.json anew, which is not done here; {follow}"
-        )
 
 
 def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
@@ -215,14 +198,7 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
     wanted, vocab = _MODELS.get(kind), model.get("vocab")
     if not wanted:
         return {}
-    ids = vocab if isinstance(vocab, dict) else {}
-    if isinstance(vocab, list):
-        ids = {
-            piece[0]: index
-            for index, piece in enumerate(vocab)
-            if isinstance(piece, list) and piece
-        }
-    ids = ids | {token["content"]: token["id"] for token in backend["added_tokens"]}
+    ids = _ids_of(vocab) | {token["content"]: token["id"] for token in backend["added_tokens"]}
     if wanted == "WordPiece":
         lowercase, chinese = settings.get("do_lower_case"), settings.get("tokenize_chinese_chars")
         parts = bert_parts(
@@ -269,6 +245,13 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
     }
 
 
+def _ids_of(vocab: Any) -> dict[str, int]:
+    """Returns the ids of a vocabulary, a map to them or a list of pieces with scores."""
+    if isinstance(vocab, dict):
+        return dict(vocab)
+    return {piece[0]: index for index, piece in enumerate(vocab or ())}
+
+
 def _normalizers(backend: JsonObject) -> Iterator[JsonObject]:
     """Yields the normalizer, or the members of a sequence of them."""
     part = backend.get("normalizer")
@@ -288,12 +271,7 @@ def _added_tokens(
     They stand in tokenizer.json, in added_tokens_decoder or else added_tokens.json, among the named special tokens,
     and in extra_special_tokens.
     """
-    vocab = backend["model"].get("vocab") or {}
-    known = (
-        dict(vocab)
-        if isinstance(vocab, dict)
-        else {piece[0]: index for index, piece in enumerate(vocab)}
-    )
+    known = _ids_of(backend["model"].get("vocab"))
     own, decoder = backend.get("added_tokens") or [], settings.get("added_tokens_decoder")
     extras = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
     if kind == _CAMEMBERT and not extras:
@@ -341,21 +319,12 @@ def _added_tokens(
         if _content(token) and _content(token) not in added:
             options = token if isinstance(token, dict) else {}
             add({"normalized": False, **options, "content": _content(token), "special": True})
-    _check_different(
-        files.where, [*known.items(), *((name, token["id"]) for name, token in added.items())]
-    )
-    return sorted(added.values(), key=lambda token: token["id"])
-
-
-def _check_different(directory: Path, pairs: Iterable[tuple[str, int]]) -> None:
-    """Raises: InputError if two tokens have the same id."""
     names: dict[int, str] = {}
-    for name, index in pairs:
+    for name, index in [*known.items(), *((name, token["id"]) for name, token in added.items())]:
         if names.setdefault(index, name) != name:
             both = f"{shown(names[index])} and {shown(name)}"
-            raise InputError(
-                f"{directory}: its tokenizer files give {both} the same id, {index}; copy them again"
-            )
+            raise InputError(f"its files give {both} the same id, {index}; copy them again")
+    return sorted(added.values(), key=lambda token: token["id"])
 
 
 def _content(token: Any) -> str:

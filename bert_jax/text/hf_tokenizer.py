@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer files of a Hugging Face directory: vocab.txt or spiece.model, tokenizer.json, tokenizer_config.json.
+"""Tokenizers from files, a directory of ours or of Hugging Face's, and the files that transformers reads.
 
-BERT's WordPiece is computed by our own code, any other tokenizer.json by the library that wrote it. What the files mean
-is what the class of transformers 5 that reads them makes of them: `hf_classes`.
+A directory has vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json. BERT's WordPiece is computed by
+our own code, any other tokenizer.json by the library that wrote it. What the files mean is what the class of
+transformers 5 that reads them makes of them: `hf_classes`.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bert_jax.errors import InputError, reading, shown
@@ -27,10 +29,11 @@ from bert_jax.text.hf_classes import (
     make_rows,
     vocab_with_added,
 )
-from bert_jax.text.tokenizer import Tokenizer, tokenizer_of
+from bert_jax.text.sentencepieces import read_sentencepieces
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_files import DESCRIBED, SETTINGS, SPIECE, VOCAB, TokenizerFiles
-from bert_jax.text.tokenizer_json import DescribedPieces, read_pieces
-from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject
+from bert_jax.text.tokenizer_json import DescribedPieces
+from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject, parse_vocab
 from bert_jax.text.wordpiece import (
     CLASSES,
     GENERAL,
@@ -42,32 +45,107 @@ from bert_jax.text.wordpiece import (
     make_wordpiece,
 )
 
+_BOOLEANS = (*OPTIONS.values(), "keep_accents", GOOGLE)
+_WRITE = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
 
-def load_hf_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, list[str]]:
-    """Returns the tokenizer of a directory, and notes for the user.
+
+def load_hf_tokenizer(
+    files: TokenizerFiles, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> tuple[Tokenizer, list[str]]:
+    """Returns the tokenizer of a directory, and notes for the user. A tokenizer.json that is not BERT's precedes.
 
     Raises: InputError if no file describes one, or it is one that cannot be computed here.
     """
-    settings, backend = files.settings, files.described or {}
-    kind, notes = class_of(files, settings), _side_notes(settings, backend)
-    if SPIECE in files.contents and not backend:
-        _check_settings(kind, files)
-        return tokenizer_of(files), notes
-    if not backend and VOCAB not in files.contents:
-        fix = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        raise InputError(
-            f"{files.where} has no vocab.txt and no tokenizer.json; copy one, or {fix}"
-        )
-    if backend:
+    settings, backend, described = files.settings, files.described, files.where / DESCRIBED
+    for name in _BOOLEANS:
+        if not isinstance(settings.get(name), bool | None):
+            raise InputError(
+                f"{files.where / SETTINGS}: {name} is {shown(settings[name])}; make it true or false"
+            )
+    kind, notes = class_of(files, settings), _side_notes(settings, backend or {})
+    if backend is not None:
         backend, settings, more = as_loaded(files, backend, settings)
         notes += more
     elif made := vocab_with_added(files):
-        return Tokenizer(read_pieces(files.where / VOCAB, *made)), notes
-    if backend and (not is_plain(backend, files.where / DESCRIBED) or kind not in CLASSES):
-        return Tokenizer(read_pieces(files.where / DESCRIBED, backend, settings)), notes
+        described, (backend, settings) = files.where / VOCAB, made
+    if backend is not None and not (is_plain(backend, described) and kind in CLASSES):
+        return _described(described, backend, settings, lowercase, strip_accents), notes
     _check_settings(kind, files)
-    tokenizer, more = _load_berts(files, settings, backend)
-    return tokenizer, notes + more
+    if backend is None and len(files.contents) != 1:
+        names = " and ".join(files.contents) or "no vocab.txt and no tokenizer.json"
+        raise InputError(f"{files.where} has {names}; give one that you mean, or {_WRITE}")
+    if backend is None and SPIECE in files.contents:
+        content, path = files.contents[SPIECE], files.where / SPIECE
+        return _sentencepieces(path, content, settings, lowercase, strip_accents), notes
+    vocab, options, more = _berts(files, settings, backend)
+    path = files.where / (VOCAB if VOCAB in files.contents else DESCRIBED)
+    return _wordpiece(path, vocab, options, lowercase, strip_accents), notes + more
+
+
+def parse_tokenizer(
+    content: bytes | JsonObject, path: Path, lowercase: bool | None, strip_accents: bool | None
+) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary file's content, that of a tokenizer.json parsed; see `load_tokenizer`."""
+    given = (lowercase, strip_accents)
+    if not isinstance(content, bytes):
+        if not is_plain(content, path):
+            return _described(path, content, {}, *given)
+        options = {GOOGLE: False, LONGEST_WORD: longest_word(content["model"], path)}
+        options |= berts_options(content, path)
+        return _wordpiece(path, berts_vocab(content, path), options, *given)
+    if path.suffix == ".model":
+        return _sentencepieces(path, content, {}, *given)
+    return _wordpiece(path, parse_vocab(content, path), {}, *given)
+
+
+def _described(
+    path: Path,
+    backend: JsonObject,
+    settings: JsonObject,
+    lowercase: bool | None,
+    strip_accents: bool | None,
+) -> Tokenizer:
+    """Returns the tokenizer of a tokenizer.json. Raises: InputError if an option contradicts it."""
+    with reading(str(path)):
+        pieces = DescribedPieces(json.dumps(backend).encode(), settings)
+        for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
+            if value not in (None, pieces.config[name]):
+                own = shown(pieces.config[name])
+                raise InputError(f"{path}: {name} is {own} in the file itself; leave it so")
+        return Tokenizer(pieces)
+
+
+def _sentencepieces(
+    path: Path,
+    content: bytes,
+    options: JsonObject,
+    lowercase: bool | None,
+    strip_accents: bool | None,
+) -> Tokenizer:
+    """Returns the tokenizer of a SentencePiece model.
+
+    Raises: InputError, with the path, if it is damaged or lacks a special token.
+    """
+    with reading(str(path)):
+        return Tokenizer(read_sentencepieces(content, options, lowercase, strip_accents))
+
+
+def _wordpiece(
+    path: Path,
+    vocab: Sequence[str],
+    options: JsonObject,
+    lowercase: bool | None,
+    strip_accents: bool | None,
+) -> Tokenizer:
+    """Returns the tokenizer of a WordPiece vocabulary, with the options of tokenizer_config.json.
+
+    Raises: InputError, with the path, if it lacks a special token.
+    """
+    options = options | {"do_lower_case": is_lowercase(vocab, options, lowercase)}
+    if strip_accents is not None:
+        options["strip_accents"] = strip_accents
+    with reading(str(path)):
+        return Tokenizer(make_wordpiece(vocab, options))
 
 
 def _side_notes(settings: JsonObject, backend: JsonObject) -> list[str]:
@@ -78,56 +156,58 @@ def _side_notes(settings: JsonObject, backend: JsonObject) -> list[str]:
         ("padding", "padding_side", "rows are padded at their end here, which changes no result"),
     ):
         of_file = backend.get(part)
-        value = settings.get(side) or (
-            of_file.get("direction") if isinstance(of_file, dict) else None
-        )
+        usual = of_file.get("direction") if isinstance(of_file, dict) else None
+        value = settings.get(side) or usual
         if value and str(value).lower() != "right":
             notes.append(f"{side} {shown(value)} is not kept; {what}")
     return notes
 
 
-def _load_berts(
-    files: TokenizerFiles, settings: JsonObject, backend: JsonObject
-) -> tuple[Tokenizer, list[str]]:
-    """Returns BERT's WordPiece, and notes."""
-    directory, described = files.where, files.where / DESCRIBED
-    options = berts_options(backend, described) if backend else {}
-    is_general = bool(backend) and settings.get("tokenizer_class") in GENERAL
-    if is_general and backend.get("post_processor") is None:
-        raise InputError(
-            f"{described}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}"
-        )
-    names = [*([] if is_general else OPTIONS.values()), INPUTS, GOOGLE]
-    options |= {name: settings[name] for name in names if settings.get(name) is not None}
-    for name, value in options.items():
-        if not isinstance(value, bool) and name != INPUTS:
-            raise InputError(
-                f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false"
-            )
-    notes = []
-    of_google = VOCAB in files.contents
-    if of_google:
-        vocab: Sequence[str] = files.vocab
-        if backend:
-            berts_vocab(backend, described, whole=False)
-            _check_same(vocab, backend["model"]["vocab"], directory)
+def _berts(
+    files: TokenizerFiles, settings: JsonObject, backend: JsonObject | None
+) -> tuple[Sequence[str], JsonObject, list[str]]:
+    """Returns vocabulary and options of BERT's WordPiece, and notes for the user.
+
+    vocab.txt is the vocabulary where it is there; a tokenizer.json beside it must say the same. Options are those of
+    tokenizer_config.json, and of tokenizer.json where these say nothing; the general classes follow tokenizer.json.
+
+    Raises: InputError if the two disagree about a token, or rows have no [CLS] and [SEP].
+    """
+    described, of_google = files.where / DESCRIBED, VOCAB in files.contents
+    names, options, notes = [*OPTIONS.values(), INPUTS, GOOGLE], JsonObject(), []
+    vocab: Sequence[str] = files.vocab if of_google else ()
+    if backend is None:
+        options[LONGEST_WORD] = longest_word(settings, files.where / SETTINGS)
     else:
-        vocab = berts_vocab(backend, described)
-    if "do_lower_case" not in options:  # not given: decided by capitals in the vocabulary
-        options["do_lower_case"] = is_lowercase(vocab, {})
-        if not options["do_lower_case"]:
-            notes.append("text is not lower-cased, since vocab.txt has capitals; transformers does it unless "
-                         "do_lower_case in tokenizer_config.json is false")  # fmt: skip
-    if GOOGLE not in options:
-        options[GOOGLE] = of_google
-        if of_google and options["do_lower_case"] and any("\u03c2" in token for token in vocab):
-            notes.append(
-                "a Greek capital sigma that ends a word becomes the final small one, as Google's code does with this "
-                "vocab.txt; transformers makes the other one of it"
-            )
-    options[LONGEST_WORD] = longest_word(backend, described)
-    with reading(str(directory / (VOCAB if of_google else DESCRIBED))):
-        return Tokenizer(make_wordpiece(vocab, options)), notes
+        options = berts_options(backend, described)
+        options[LONGEST_WORD] = longest_word(backend["model"], described)
+        if settings.get("tokenizer_class") in GENERAL:
+            names = [INPUTS, GOOGLE]
+            if backend.get("post_processor") is None:
+                raise InputError(
+                    f"{described}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}"
+                )
+        if of_google:
+            _check_same(vocab, backend["model"].get("vocab"), files.where)
+        else:
+            vocab = berts_vocab(backend, described)
+    options |= {name: settings[name] for name in names if settings.get(name) is not None}
+    options.setdefault(GOOGLE, of_google)
+    if "do_lower_case" not in options and not is_lowercase(vocab, {}):
+        notes.append("text is not lower-cased, since vocab.txt has capitals; transformers does it unless "
+                     "do_lower_case in tokenizer_config.json is false")  # fmt: skip
+    lowers = is_lowercase(vocab, options)
+    if (
+        GOOGLE not in settings
+        and of_google
+        and lowers
+        and any("\u03c2" in token for token in vocab)
+    ):
+        notes.append(
+            "a Greek capital sigma that ends a word becomes the final small one, as Google's code does with this "
+            "vocab.txt; transformers makes the other one of it"
+        )
+    return vocab, options, notes
 
 
 def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int) -> list[str]:
@@ -190,9 +270,8 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
 def _check_settings(kind: str, files: TokenizerFiles) -> None:
     """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
     if kind not in CLASSES:
-        fix = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         raise InputError(
-            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {fix}"
+            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {_WRITE}"
         )
     for name, value in (("do_basic_tokenize", True), ("never_split", None)):
         given = files.settings.get(name)
@@ -202,11 +281,12 @@ def _check_settings(kind: str, files: TokenizerFiles) -> None:
             )
 
 
-def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> None:
+def _check_same(vocab: Sequence[str], ids: Mapping[str, int], directory: Path) -> None:
     """Raises: InputError if vocab.txt and tokenizer.json disagree about a token."""
-    for token, index in ids.items():
-        if not 0 <= index < len(vocab) or vocab[index].strip() != token.strip():
-            both = (
-                f"vocab.txt and tokenizer.json disagree about {shown(token)} with id {shown(index)}"
-            )
-            raise InputError(f"{directory}: {both}; remove the one that is not this model's")
+    with reading(str(directory / DESCRIBED)):
+        for token, index in ids.items():
+            if not 0 <= index < len(vocab) or vocab[index].strip() != token.strip():
+                raise InputError(
+                    f"{directory}: vocab.txt and tokenizer.json disagree about {shown(token)} with id {shown(index)}; "
+                    "remove the one that is not this model's"
+                )

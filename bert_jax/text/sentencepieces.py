@@ -11,17 +11,14 @@ import io
 import itertools
 import math
 import random
-import re
-import struct
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_jax.errors import InputError, TextError, one_line, package_needed, reading, shown
-from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
+from bert_jax.storage.protobuf import parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import (
     read_piece_spans,
@@ -89,7 +86,6 @@ class SentencePieces:
         """Raises: InputError if `content` is not a whole model, or cannot be used with these options."""
         self.content = content
         self._model = _open_model(content)
-        _check_blanks(content)
         folds = _folds(self._model)
         if folds and not lowercase:
             raise InputError("the model lower-cases text itself; it cannot be used cased")
@@ -136,11 +132,9 @@ class SentencePieces:
         """Returns the ids of text with special tokens; after one, text without a leading blank begins no word."""
 
         def go_on(rest: str) -> list[int]:
-            return (
-                self._encode(self._inner_model, self._prepared(rest))
-                if rest and not rest[0].isspace()
-                else self(rest)
-            )
+            begins_word = not rest or rest[0].isspace()
+            model = self._model if begins_word else self._inner_model
+            return self._encode(model, self._prepared(rest))
 
         return encode_between(text, self.ids, self, go_on)
 
@@ -185,26 +179,18 @@ class SentencePieces:
 
 
 def read_sentencepieces(
-    content: bytes,
-    path: Path,
-    config: JsonObject,
-    lowercase: bool | None,
-    strip_accents: bool | None,
+    content: bytes, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> SentencePieces:
-    """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise.
-
-    Raises: InputError, with the path, if the content cannot be used.
-    """
-    with reading(str(path)):
-        if lowercase is None:
-            lowercase = config.get("do_lower_case")
-        if lowercase is None:
-            model = _open_model(content)
-            # one that folds case may know the Turkish İ
-            lowercase = _folds(model) or is_lowercase(_vocab(model), {})
-        if strip_accents is None:
-            strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
-        return SentencePieces(content, bool(lowercase), bool(strip_accents))
+    """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise."""
+    if lowercase is None:
+        lowercase = config.get("do_lower_case")
+    if lowercase is None:
+        model = _open_model(content)
+        # one that folds case may know the Turkish İ
+        lowercase = _folds(model) or is_lowercase(_vocab(model), {})
+    if strip_accents is None:
+        strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
+    return SentencePieces(content, bool(lowercase), bool(strip_accents))
 
 
 def _folds(model: "sentencepiece.SentencePieceProcessor") -> bool:
@@ -229,41 +215,33 @@ def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
         model.load_from_serialized_proto(content)
         model.normalize("Aa")  # if its output is not text, this fails
         model.decode([model.unk_id()])
+        for index in range(len(model)):
+            model.id_to_piece(index)  # which fails unless it is a text
+            if not math.isfinite(model.get_score(index)):
+                raise ValueError("a piece has a score that is not finite")
     return model
 
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of fields in a model's file
 _BLANK_AS_SUFFIX, _ADD_DUMMY_PREFIX = 24, 3  # in the second and third of these
-_TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fields
 
 
 @functools.lru_cache(maxsize=2)
 def _check_model(content: bytes) -> None:
-    """Raises: ValueError if the file is not a whole model, or a piece is not a text with a score.
+    """Raises: ValueError if the file is not a whole model, InputError if words do not begin after its blanks.
 
-    The library takes a file cut between two pieces for a smaller model: what comes after them must be there. It takes
-    any bytes for a piece, too, and raises when the piece is asked for.
+    The library takes a file cut between two pieces for a smaller model: what comes after them must be there.
     """
     fields = parse_fields(content, 0, len(content))
-    kinds = {tag >> 3 for tag, *_ in fields}
-    if any(tag & 7 != DELIMITED for tag, *_ in fields) or not {_PIECES, _NORMALIZER} <= kinds:
+    if not {_PIECES, _NORMALIZER} <= {tag >> 3 for tag, *_ in fields}:
         raise ValueError("it is not a whole SentencePiece model")
-    for number, first, last in ((tag >> 3, first, last) for tag, first, last in fields):
-        for tag, start, stop in parse_fields(content, first, last) if number == _PIECES else ():
-            if tag == _TEXT:
-                content[start:stop].decode("utf-8")
-            elif tag == _SCORE and not math.isfinite(struct.unpack_from("<f", content, start)[0]):
-                raise ValueError("a piece has a score that is not finite")
-
-
-def _check_blanks(content: bytes) -> None:
-    """Raises: InputError if pieces do not mark a blank before them, which is where words begin."""
-    fields = parse_fields(content, 0, len(content))
-    trainer = b"".join(content[first:last] for tag, first, last in fields if tag >> 3 == _TRAINER)
-    if parse_message(trainer).get(_BLANK_AS_SUFFIX, [0])[-1]:
-        raise InputError(
-            "its pieces end with blanks; train a model without treat_whitespace_as_suffix"
-        )
+    for tag, first, last in fields:
+        if tag >> 3 == _TRAINER:
+            about = parse_message(content[first:last])
+            if about.get(_BLANK_AS_SUFFIX, [0])[-1]:
+                raise InputError(
+                    "its pieces end with blanks; train a model without treat_whitespace_as_suffix"
+                )
 
 
 def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
@@ -371,7 +349,8 @@ def learn_sentencepieces(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _refusal(str(error), vocab_size) from None
+        reason = str(error).rpartition("] ")[2]  # after the place in its source
+        raise InputError(f"vocab_size {vocab_size} does not fit this text: {reason}") from None
     return SentencePieces(content.getvalue(), lowercase, strip_accents)
 
 
@@ -380,19 +359,3 @@ def _cut(lines: Iterable[str]) -> Iterator[str]:
         yield from (
             line[start : start + _LONGEST_LINE] for start in range(0, len(line), _LONGEST_LINE)
         )
-
-
-def _refusal(message: str, vocab_size: int) -> Exception:
-    """Returns the exception to raise for an error of the trainer."""
-    if match := re.search(r"smaller than required_chars\. -?\d+ vs (\d+)", message):
-        fix = f"--vocab_size={match[1]} or more, or a smaller --character_coverage"
-        return InputError(
-            f"vocab_size {vocab_size} is too small for the characters of the text; use {fix}"
-        )
-    if match := re.search(r"value <= (\d+)", message):
-        return InputError(
-            f"vocab_size {vocab_size} is too large for this text; use --vocab_size={match[1]} or less"
-        )
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return InputError(NO_WORDS)
-    return RuntimeError(message)

@@ -6,27 +6,21 @@
 those of a tokenizer.json.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from bert_jax.errors import InputError, reading, shown
+from bert_jax.errors import InputError
 from bert_jax.storage import writing
-from bert_jax.text.bert_json import berts_options, is_others
-from bert_jax.text.hf_classes import as_loaded, vocab_with_added
 from bert_jax.text.normalize import Normalizer
-from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
-from bert_jax.text.tokenizer_files import DESCRIBED, SETTINGS, VOCAB, TokenizerFiles
-from bert_jax.text.tokenizer_json import DescribedPieces, read_described, read_pieces
+from bert_jax.text.sentencepieces import SentencePieces
+from bert_jax.text.tokenizer_files import SETTINGS
+from bert_jax.text.tokenizer_json import DescribedPieces
 from bert_jax.text.vocab import MAX_WORD_LENGTH, JsonObject
-from bert_jax.text.wordpiece import GENERAL, GOOGLE, INPUTS, LONGEST_WORD, WordPiece, read_wordpiece
-
-_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", GOOGLE)
+from bert_jax.text.wordpiece import GOOGLE, INPUTS, LONGEST_WORD, WordPiece
 
 
 class Tokenizer:
@@ -193,83 +187,3 @@ def wordpiece_tokenizer(
     Raises: InputError if a special token is missing.
     """
     return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese), longest))
-
-
-def tokenizer_of(
-    files: TokenizerFiles, lowercase: bool | None = None, strip_accents: bool | None = None
-) -> Tokenizer:
-    """Returns the tokenizer of a directory's files; see `load_tokenizer`, which reads them.
-
-    A tokenizer.json that is not BERT's precedes vocab.txt.
-    """
-    config, backend = files.settings, files.described
-    for name in _OPTIONS:
-        if (value := config.get(name)) is not None and not isinstance(value, bool):
-            raise InputError(
-                f"{files.where / SETTINGS}: {name} is {shown(value)}; make it true or false"
-            )
-    if type(longest := config.get(LONGEST_WORD)) not in (int, type(None)):
-        raise InputError(
-            f"{files.where / SETTINGS}: {LONGEST_WORD} is {shown(longest)}; make it a whole number"
-        )
-    if backend is not None:
-        backend, config, _ = as_loaded(files, backend, config)
-    elif made := vocab_with_added(files):
-        return Tokenizer(read_pieces(files.where / VOCAB, *made))
-    described = files.where / DESCRIBED
-    config = _with_options_of(backend, described, config)
-    names = list(files.contents)
-    if (
-        backend is not None
-        and names[:1] in ([], [VOCAB])
-        and (not names or is_others(backend, described))
-    ):
-        return parse_tokenizer(backend, described, config, lowercase, strip_accents)
-    if len(names) > 1:
-        raise InputError(
-            f"directory {files.where} holds both {' and '.join(names)}; give the one you mean"
-        )
-    return parse_tokenizer(
-        files.contents[names[0]], files.where / names[0], config, lowercase, strip_accents
-    )
-
-
-def parse_tokenizer(
-    content: bytes | JsonObject,
-    path: Path,
-    config: JsonObject,
-    lowercase: bool | None = None,
-    strip_accents: bool | None = None,
-) -> Tokenizer:
-    """Returns the tokenizer of a vocabulary file's content, that of a tokenizer.json parsed; see `load_tokenizer`."""
-    pieces: WordPiece | SentencePieces | DescribedPieces
-    if not isinstance(content, bytes):
-        pieces = read_described(path, content, config, lowercase, strip_accents)
-    elif path.suffix == ".model":
-        pieces = read_sentencepieces(content, path, config, lowercase, strip_accents)
-    else:
-        pieces = read_wordpiece(content, path, config, lowercase, strip_accents)
-    with reading(str(path)):
-        return Tokenizer(pieces)
-
-
-def _with_options_of(backend: JsonObject | None, path: Path, config: JsonObject) -> JsonObject:
-    """Returns `config` with the options of the tokenizer.json beside it, if there is one and it is BERT's.
-
-    If both give one, tokenizer_config.json wins for BERT's own classes, tokenizer.json for the general ones.
-    """
-    config = {name: value for name, value in config.items() if value is not None}
-    if backend is None:
-        return config
-    options: JsonObject = {}
-    with contextlib.suppress(InputError):  # another's, or damaged
-        options = {
-            name: value
-            for name, value in berts_options(backend, path).items()
-            if isinstance(value, bool)
-        }
-    model = backend.get("model")
-    longest = model.get(LONGEST_WORD) if isinstance(model, dict) else None
-    if type(longest) is int and longest > 0:
-        options[LONGEST_WORD] = longest
-    return config | options if config.get("tokenizer_class") in GENERAL else options | config

@@ -10,7 +10,6 @@ import functools
 import json
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,23 +20,15 @@ from bert_jax.errors import (
     no_panic,
     one_line,
     package_needed,
-    reading,
     shown,
 )
-from bert_jax.text.bert_json import berts_options, berts_vocab, is_plain, longest_word, read_rows
+from bert_jax.text.bert_json import read_rows
 from bert_jax.text.hf_classes import ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
 from bert_jax.text.sentencepieces import BLANK, NO_WORDS, join_ids, stands_alone
 from bert_jax.text.tokenizer_files import DESCRIBED
 from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, JsonObject, Template, reserved_tokens
-from bert_jax.text.wordpiece import (
-    GOOGLE,
-    LONGEST_WORD,
-    WordPiece,
-    is_lowercase,
-    make_wordpiece,
-    second_type,
-)
+from bert_jax.text.wordpiece import second_type
 
 if TYPE_CHECKING:
     import tokenizers
@@ -63,17 +54,12 @@ class DescribedPieces:
     class_name = "PreTrainedTokenizerFast"  # Hugging Face's, which follows the file
 
     def __init__(self, content: bytes, settings: JsonObject):
-        """`settings` are those of tokenizer_config.json. Raises: InputError if they cannot be used."""
-        try:
-            described = json.loads(content)
-        except (ValueError, RecursionError):
-            described = None
-        if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
-            raise InputError(
-                f"it is not a JSON object with a model, so it describes no tokenizer; {_COPY}"
-            )
+        """`settings` are those of tokenizer_config.json. To be called where the file is read: it may fail in any way.
+
+        Raises: InputError if ids would be random, or do not say where words begin.
+        """
         # What transformers stores here of the last call is not the tokenizer's.
-        described |= {"truncation": None, "padding": None}
+        described = json.loads(content) | {"truncation": None, "padding": None}
         self.content = json.dumps(described, ensure_ascii=False, sort_keys=True).encode(
             "utf-8", "surrogatepass"
         )
@@ -222,44 +208,6 @@ class DescribedPieces:
             )
 
 
-def read_described(
-    path: Path,
-    backend: JsonObject,
-    config: JsonObject,
-    lowercase: bool | None,
-    strip_accents: bool | None,
-) -> WordPiece | DescribedPieces:
-    """Returns the algorithm of a tokenizer.json, `backend`: `WordPiece` if it is BERT's, with no other tokens added.
-
-    Raises: InputError if the file cannot be used, or if an argument contradicts it.
-    """
-    if is_plain(backend, path):
-        vocab = berts_vocab(backend, path)
-        options = berts_options(backend, path) | config
-        options["do_lower_case"] = is_lowercase(vocab, options, lowercase)
-        if strip_accents is not None:
-            options["strip_accents"] = strip_accents
-        return make_wordpiece(
-            vocab, {GOOGLE: False} | options | {LONGEST_WORD: longest_word(backend, path)}
-        )
-    pieces = read_pieces(path, backend, config)
-    for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
-        if value not in (None, pieces.config[name]):
-            raise InputError(
-                f"{path}: {name} is {shown(pieces.config[name])} in the file itself; leave it so"
-            )
-    return pieces
-
-
-def read_pieces(path: Path, backend: JsonObject, settings: JsonObject) -> DescribedPieces:
-    """Returns the pieces of a tokenizer.json, `backend`, with the settings of tokenizer_config.json.
-
-    Raises: InputError, with the path, if they cannot be used.
-    """
-    with reading(str(path)):
-        return DescribedPieces(json.dumps(backend).encode(), settings)
-
-
 # The parts of the file
 
 
@@ -274,37 +222,24 @@ def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
     """Returns the tokenizer with names for the special tokens of `roles` that are not in texts: a Unigram has them as
     pieces. Other special tokens, such as the marks of an entity, are there to be in texts, as all added tokens are.
     """
-    added, model = described.get("added_tokens") or [], described["model"]
-    try:
-        added = [
-            token | {"special": token["special"] and token["content"] in roles} for token in added
-        ]
-        special = {token["content"] for token in added if token["special"]} - {
-            model.get("unk_token")
-        }
-        hide = {token: _HIDDEN + token for token in special}
-        vocab = model.get("vocab")
-        if isinstance(vocab, dict):
-            vocab = {hide.get(token, token): index for token, index in vocab.items()}
-        elif isinstance(vocab, list):
-            vocab = [[hide.get(token, token), score] for token, score in vocab]
-        added = [
-            token | {"content": hide.get(token["content"], token["content"])} for token in added
-        ]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise InputError(f"its vocabulary or added_tokens are damaged; {_COPY}") from None
+    model, added, hide = described["model"], [], {}
+    for token in described.get("added_tokens") or []:
+        name = token["content"]
+        is_special = token["special"] and name in roles
+        if is_special and name != model.get("unk_token"):
+            hide[name] = _HIDDEN + name
+        added.append(token | {"special": is_special, "content": hide.get(name, name)})
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        vocab = {hide.get(token, token): index for token, index in vocab.items()}
+    elif isinstance(vocab, list):
+        vocab = [[hide.get(token, token), score] for token, score in vocab]
     return described | {"added_tokens": added, "model": model | {"vocab": vocab}}
 
 
 def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
-    library = _library()
-    try:
-        with no_panic():
-            model = library.Tokenizer.from_str(described)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the library raises no other
-        raise InputError(f"tokenizers cannot read it ({one_line(error)[:60]}); {_COPY}") from None
+    with no_panic():
+        model = _library().Tokenizer.from_str(described)
     model.encode_special_tokens = special_is_text
     return model
 

@@ -5,11 +5,9 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from bert_jax.errors import InputError
 from bert_jax.text.normalize import (
     Normalizer,
     blank_separated,
@@ -24,7 +22,6 @@ from bert_jax.text.vocab import (
     JsonObject,
     Template,
     encode_between,
-    parse_vocab,
     vocab_bytes,
 )
 from bert_jax.text.words import BatchEncoder
@@ -45,14 +42,8 @@ _OF_BERT = (
     "Lxmert",
 )
 BERTS = tuple(f"{model}Tokenizer" for model in _OF_BERT)  # which are the same
-CLASSES = (
-    "",
-    "AutoTokenizer",
-    *GENERAL,
-    "SentencePiece",
-    *BERTS,
-    *(f"{name}Fast" for name in BERTS),
-)
+# with nothing said, and a SentencePiece model of ours
+CLASSES = ("", "SentencePiece", *BERTS)
 # about 150 MB; as many different words as there are in 50 MB of English text
 _CACHED_WORDS = 500_000
 
@@ -216,32 +207,6 @@ class _Pieces:
         self.sizes = {
             first: (*sorted(sizes, reverse=True), *_SHORT_SIZES) for first, sizes in lengths.items()
         }
-
-
-def read_wordpiece(
-    content: bytes,
-    path: Path,
-    config: JsonObject,
-    lowercase: bool | None,
-    strip_accents: bool | None,
-) -> WordPiece:
-    """Returns the algorithm of a vocabulary file, with the options of `config` unless the arguments say otherwise.
-
-    Raises: InputError, with the path, if the content cannot be used.
-    """
-    vocab = parse_vocab(content, path)
-    if strip_accents is None:
-        strip_accents = config.get("strip_accents")
-    kind = config.get("tokenizer_class") or ""
-    if kind not in CLASSES or not config.get("do_basic_tokenize", True):
-        what = f", but {str(kind)[:80]}" if kind not in CLASSES else ""
-        raise InputError(
-            f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}"
-        )
-    lowercase = is_lowercase(vocab, config, lowercase)
-    return make_wordpiece(
-        vocab, config | {"do_lower_case": lowercase, "strip_accents": strip_accents}
-    )
 
 
 def make_wordpiece(vocab: Sequence[str], options: JsonObject) -> WordPiece:

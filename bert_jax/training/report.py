@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError, StoppedError, package_needed, without_secrets
@@ -207,8 +207,8 @@ class Reporter:
 
 
 # Metrics are numbers, or the strings that `_to_json` writes.
-_METRIC = schema.number(True, "nan", "inf", "-inf")
-_RECORD = schema.record({"step": schema.integer(), "kind": schema.one_of(*KINDS)}, others=_METRIC)
+_RECORD = schema.record({"step": schema.Count, "kind": Literal[KINDS]})  # type: ignore[valid-type]
+_METRICS = dict[str, float | Literal["nan", "inf", "-inf", *KINDS]]  # type: ignore[valid-type]
 
 
 def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> list[MetricsRecord]:
@@ -231,8 +231,9 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            _RECORD(record, "")
-        except (ValueError, RecursionError, schema.Mismatch) as error:
+            schema.check(record, _RECORD, "it", "")
+            schema.check(record, _METRICS, "it", "")
+        except (ValueError, RecursionError) as error:
             if number < len(lines):
                 reason = " ".join(str(error).split())[:100]
                 raise InputError(

@@ -212,7 +212,7 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
         raise InputError(
             f"{path} has {', '.join(removed)}, which this version cannot compute; use an older"
         )
-    schema.check(before, schema.record({"run": schema.settings(kind)}), path, remedy)
+    schema.check(run, kind, f"{path}: run", remedy)
     return before
 
 

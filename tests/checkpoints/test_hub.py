@@ -58,7 +58,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
         files = hub.files("me/bert", "step5")
         assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt"} <= files.keys()
         card = files["README.md"].decode()
-        assert "# bert\n" in card and "| steps of the schedule | 12 |" in card and "# license: choose one" in card
+        assert "# bert\n" in card and "| train.num_steps | 12 |" in card and "# license: choose one" in card
         # It comes back by its name.
         status, _, error = convert(
             repository,
@@ -79,11 +79,11 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
     ("token", "flags", "message"),
     [
         ("", [], "error: hf://me/bert needs a token that may write; make one at http"),
-        (READER, [], "error: the token may not write to hf://me/bert (Forbidden: you must use a write token); use"),
+        (READER, [], "error: cannot upload to hf://me/bert (403): Forbidden: you must use a write token; use a token"),
         (
             "hf_old",
             [],
-            "error: the hub does not know the token for hf://me/bert (Invalid username or password.); log in",
+            "error: cannot upload to hf://me/bert (401): Invalid username or password.; log in",
         ),
         (WRITER, ["--to=bert_jax"], "error: --to=bert_jax cannot be uploaded"),
         (WRITER, ["--output=hf://bert"], "error: hf://bert names no repository of the hub"),

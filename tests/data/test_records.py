@@ -212,7 +212,7 @@ def test_the_inputs_of_a_manifest_are_names_and_numbers(dataset):
     named = {"names": ["a.txt"], "files": 1, "bytes": 8}
     change_manifest(dataset, inputs=named)
     assert records.open_dataset(dataset).manifest["inputs"] == named
-    for wrong, place in (({"names": [1]}, "inputs.names[0] is 1"), ({"files": "one"}, 'inputs.files is "one"')):
+    for wrong, place in (({"names": [1]}, "`$.inputs.names[0]`"), ({"files": "one"}, "`$.inputs.files`")):
         change_manifest(dataset, inputs=named | wrong)
         assert place in refusal(dataset)
 
@@ -275,18 +275,26 @@ def pretrain_reads(path) -> None:
 def test_a_manifest_says_what_stands_where(dataset):
     manifest = json.loads((dataset / records.MANIFEST).read_text())
     for path, wrong, expected in [
-        (("row", "length"), "x", 'row.length is "x", not a whole number from 1 to 65535'),
-        (("splits", "train", "shards", 1, "sha256"), [], "splits.train.shards[1].sha256 is [], not a sha256"),
-        (("splits", "train", "shards", 0, "rows"), 10**300, "splits.train.shards[0].rows is 1000"),
-        (("token_counts", "name"), None, "token_counts.name is null, not the name of a file"),
+        (("row", "length"), "x", "Expected `int`, got `str` - at `$.row.length`"),
+        (
+            ("splits", "train", "shards", 1, "sha256"),
+            [],
+            "Expected `str`, got `array` - at `$.splits.train.shards[1].sha256`",
+        ),
+        (
+            ("splits", "train", "shards", 0, "rows"),
+            10**300,
+            "Expected `int` <= 9007199254740991 - at `$.splits.train.shards[0].rows`",
+        ),
+        (("token_counts", "name"), None, "Expected `str`, got `null` - at `$.token_counts.name`"),
     ]:
         (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.replaced(manifest, path, wrong)))
         assert f"{dataset / records.MANIFEST}: {expected}" in refusal(dataset)
     (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.without(manifest, ("row", "length"))))
-    assert "manifest.json: row.length is missing; it should be a whole number from 1 to 65535" in refusal(dataset)
+    assert "manifest.json: Object missing required field `length` - at `$.row`" in refusal(dataset)
 
 
-@pytest.mark.parametrize("name", ["../outside.npy", "{absolute}", "a/../../outside.npy", "x\0y", "n" * 300])
+@pytest.mark.parametrize("name", ["../outside.npy", "{absolute}", "a/../../outside.npy", "x\0y"])
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(dataset, name):
     """Also where the file is there and has the checksum."""
     manifest = json.loads((dataset / records.MANIFEST).read_text())
@@ -295,7 +303,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(dataset, name):
     shutil.copy(dataset / shard["name"], outside)
     shard["name"] = name.format(absolute=outside)
     (dataset / records.MANIFEST).write_text(json.dumps(manifest))
-    assert "splits.train.shards[0].name is" in refusal(dataset)
+    assert "at `$.splits.train.shards[0].name`" in refusal(dataset)
 
 
 @pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"[" * 60 + b"]", b"{'descr': '<i8', 'shape': (-1,), "])

@@ -132,8 +132,8 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
         (Phase2Config(num_steps=1), "phase2.path is empty"),
         (Phase2Config(schedule="continue", warmup_steps=1), "phase2.schedule continue has no"),
         (ProbeConfig(train_encoder=True), "task.probe.train_encoder needs task.probe.features"),
-        (SweepConfig(learning_rates="5e-5,1e39"), '"5e-5,1e39" is not a list of numbers above 0, up to 1e38'),
-        (TaskConfig(name="x", thresholds="0.5,-5"), "task.thresholds '0.5,-5' is not numbers from 0 up"),
+        (SweepConfig(learning_rates="5e-5,1e39"), r'"5e-5,1e39" is not numbers from 1e-37 up to 1e[+]38'),
+        (TaskConfig(name="x", thresholds="0.5,-5"), 'task.thresholds "0.5,-5" is not numbers from 0 up'),
         (PrepareOptions(language="German"), "language 'German' is not an ISO 639 code"),
     ],
 )

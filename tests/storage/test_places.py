@@ -288,7 +288,7 @@ def test_two_commands_do_not_write_one_output(root, soon):
                 pass
         with locked(root / "out2"):
             pass
-    with pytest.raises(InputError, match="give a place in gs:// or s3://"):
+    with pytest.raises(InputError, match="cannot read http://localhost/run/"):
         with leases.lease("http://localhost/run/.lease", "http://localhost/run"):
             pass
 

@@ -102,9 +102,9 @@ def test_a_length_without_room_is_refused(bert, max_length):
 
 def test_a_list_of_words_is_no_pair(bert):
     for texts in (["ban", ["the", "ban"]], ["ban", ["the", "ban", "bis"]]):
-        with pytest.raises(InputError, match=r"text 2 is \['the', 'ban'.*, a list, which may be words or a pair; give"):
+        with pytest.raises(InputError, match=r"text 2 is \['the', 'ban'.*, not a text and not a pair of them; give"):
             bert.encode(texts)
-        with pytest.raises(InputError, match=r"text 2 is \['the', 'ban'.*, a list"):
+        with pytest.raises(InputError, match=r"text 2 is \['the', 'ban'.*, not a text"):
             sentence_embeddings(bert, texts)
 
 

@@ -47,11 +47,11 @@ def change(path, **values):
         ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer builds parts of tok"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "has a tokenizer of BertJapaneseTok"),
         ("tokenizer_config.json", {"word_tokenizer_type": "mecab"}, "has a tokenizer of BertJapaneseTokenizer, which"),
-        ("tokenizer_config.json", {"added_tokens_decoder": []}, "tokens and ids"),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {}}}, "tokens and"),
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, "is damaged or another kind of file"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {}}}, "is damaged or another kind of file"),
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize is false, BERT's is true"),
         ("tokenizer_config.json", {"strip_accents": "no"}, 'strip_accents is "no"; make it true or false'),
-        ("tokenizer.json", {"model": []}, "its vocabulary is not a map to the ids"),
+        ("tokenizer.json", {"model": []}, "is damaged or another kind of file"),
         ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"a": 7}}, "added_tokens": []}, "disagree about"),
         ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, and tra'),
         ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, 'token "<new>" has the id 1000000'),
@@ -74,7 +74,7 @@ def test_capitals_in_the_vocabulary_decide_where_no_file_does(repository, tmp_pa
 
 
 def test_a_directory_without_a_vocabulary_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"has no vocab\.txt and no tokenizer\.json; copy one"):
+    with pytest.raises(InputError, match=r"has no vocab\.txt and no tokenizer\.json; give one"):
         load_hf_tokenizer(tmp_path)
 
 
@@ -233,6 +233,6 @@ def test_a_name_that_is_no_text_is_no_traceback(tmp_path, damaged):
         backend["added_tokens"][0]["content"] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    refused = pytest.raises(InputError, match="tokens and ids")
+    refused = pytest.raises(InputError, match="is damaged or another kind of file")
     with refused if damaged == "added_tokens" else contextlib.nullcontext():
         load_hf_tokenizer(tmp_path)

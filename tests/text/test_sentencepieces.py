@@ -4,6 +4,7 @@
 import io
 import pickle
 import random
+import re
 import time
 from types import SimpleNamespace
 
@@ -69,9 +70,9 @@ def test_special_and_unused_tokens_come_first():
 @pytest.mark.parametrize("asked", [-1, 0, 7, 100_000])
 def test_the_size_that_the_refusal_names_works(model_type, asked):
     for lines in (ENGLISH, JAPANESE):
-        with pytest.raises(InputError, match=f"vocab_size {asked} is too") as error:
+        with pytest.raises(InputError, match=f"vocab_size {asked} does not fit this text") as error:
             learn_sentencepieces(lines, asked, model_type)
-        named = int(str(error.value).split("--vocab_size=")[1].split()[0])
+        named = int(re.findall(r"(?:vs|<=) ([0-9]+)", str(error.value))[0])
         assert len(learn_sentencepieces(lines, named, model_type).vocab) == named
         with pytest.raises(InputError):
             learn_sentencepieces(lines, named + (1 if asked > named else -1), model_type)
@@ -254,7 +255,7 @@ def test_a_damaged_model_is_one_line(tmp_path, english):
 def test_a_directory_with_two_vocabularies_is_refused(tmp_path, english):
     english.save(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL))
-    with pytest.raises(InputError, match=r"both vocab\.txt and spiece\.model"):
+    with pytest.raises(InputError, match=r"has vocab\.txt and spiece\.model"):
         load_tokenizer(tmp_path)
     assert load_tokenizer(tmp_path / "spiece.model").kind == "sentencepiece"
 
@@ -315,7 +316,7 @@ def test_a_model_whose_pieces_end_with_blanks_is_refused(tmp_path, model_type, m
     """Which piece begins a word would depend on the piece before it: whole words could not be masked."""
     content = foreign_model(**ALBERT, model_type=model_type, treat_whitespace_as_suffix=True, **more)
     (tmp_path / "some.model").write_bytes(content)
-    with pytest.raises(InputError, match=r"some\.model: its pieces end with blanks"):
+    with pytest.raises(InputError, match=r"some\.model: .*its pieces end with blanks"):
         load_tokenizer(tmp_path / "some.model")
 
 

@@ -258,8 +258,8 @@ def test_a_configuration_decides_and_arguments_override_it(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"do_basic_tokenize": False}, "does not describe a BERT tokenizer"),
-        ({"tokenizer_class": "NewTokenizer"}, "does not describe a BERT tokenizer, but NewTokenizer"),
+        ({"do_basic_tokenize": False}, "do_basic_tokenize is false"),
+        ({"tokenizer_class": "NewTokenizer"}, "NewTokenizer is not BERT's WordPiece"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "has a tokenizer of BertJapaneseTokenizer"),  # words of MeCab
     ],
 )

@@ -276,7 +276,7 @@ def test_settings_that_make_no_sense_are_named():
         ({"temperature": 0.0}, r"embedding\.temperature 0.0 is not from 1e-05"),
         ({"margin": 1e30}, r"embedding\.margin 1e\+30 is not from 1e-15 to"),
         ({"temperature": 1e-9}, r"embedding\.temperature 1e-09 is not from 1e-05 to"),
-        ({"dimensions": "64,x"}, "embedding.dimensions '64,x' are not numbers above 0"),
+        ({"dimensions": "64,x"}, 'embedding.dimensions "64,x" is not numbers from 1'),
     ):
         with pytest.raises(InputError, match=problem):
             EmbeddingConfig(**settings).validate()
