@@ -6,6 +6,7 @@ Runs may differ in masking: whole words, the share of [MASK], the number of pred
 """
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
+from bert_jax.inference.predict import check_predicts_words
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.objective import Objective, Params, forward, pretraining_objective
@@ -64,15 +66,17 @@ def evaluate_pretrained(
 
     Raises: InputError if the data cannot be used with this model.
     """
-    if "mlm" not in bert.params:
-        raise InputError(
-            f"this model has no head that predicts words, its task being {bert.task}; give another"
-        )
+    check_predicts_words(bert)
     with contextlib.closing(open_in_order(data, bert.tokenizer.fingerprint, cache_gb)) as dataset:
         return _evaluate(bert, dataset, split, mesh)
 
 
-def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None) -> dict:
+def _evaluate(
+    bert: Pretrained,
+    dataset: Dataset,
+    split: str,
+    mesh: Mesh | None,
+) -> dict:
     rows = _rows_of(dataset, split)
     check_fits(bert, dataset)
     mesh = mesh or make_mesh(MeshConfig())
@@ -163,12 +167,8 @@ def token_masking(row_length: int) -> MaskingConfig:
 
 def word_masking(row_length: int) -> MaskingConfig:
     """Returns the masking of `bits_per_byte`: all tokens of a chosen word are replaced by [MASK]."""
-    return MaskingConfig(
-        rate=_RATE,
-        max_predictions=max(1, round(_RATE * row_length)),
-        whole_word=True,
-        mask_rate=1.0,
-        random_rate=0.0,
+    return dataclasses.replace(
+        token_masking(row_length), whole_word=True, mask_rate=1.0, random_rate=0.0
     )
 
 
@@ -178,23 +178,18 @@ def predicts_next_sentence(bert: Pretrained) -> bool:
     The bias of an untrained head is still exactly 0.
     """
     head = bert.params.get("next_sentence")
-    return (
-        head is not None
-        and "pooler" in bert.params["encoder"]
-        and bool(np.any(np.asarray(head["bias"])))
-    )
+    return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(head["bias"]))
 
 
 def _rows_of(dataset: Dataset, split: str) -> RowSource:
-    if split not in ("heldout", "train"):
+    splits = {"heldout": dataset.heldout, "train": dataset.train}
+    if split not in splits:
         raise InputError(f"split {split!r} is unknown; use heldout or train")
-    rows = dataset.heldout if split == "heldout" else dataset.train
-    if not rows.num_rows:
+    if not splits[split].num_rows:
         raise InputError(
-            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take "
-            f"--split={'train' if split == 'heldout' else 'heldout'}"
+            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take the other"
         )
-    return rows
+    return splits[split]
 
 
 def check_fits(bert: Pretrained, dataset: Dataset) -> None:

@@ -55,7 +55,10 @@ _OUTPUTS = "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B
 
 
 def export_model(
-    bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS, own: Own = USUAL
+    bert: Pretrained,
+    directory: Place,
+    platforms: tuple[str, ...] = PLATFORMS,
+    own: Own = USUAL,
 ) -> None:
     """Writes a directory with everything that prediction needs except JAX; the batch size and the length are free.
 
@@ -75,11 +78,11 @@ def export_model(
         rows = token_ids.shape[0]
         first = jnp.zeros((rows, 1), jnp.int32)
         batch = Batch(
-            token_ids,
-            type_ids,
-            mask,
-            first,
-            jnp.ones((rows, 1), jnp.float32),
+            token_ids=token_ids,
+            type_ids=type_ids,
+            sequence_ids=mask,
+            cls_positions=first,
+            sequence_weights=jnp.ones((rows, 1), jnp.float32),
             mlm_positions=more[0] if more else None,
         )
         if task is None:

@@ -41,7 +41,11 @@ class Data(NamedTuple):
 
 
 def make_split(
-    task: Task, tokenizer: Tokenizer, name: str, examples: list[Example], training: bool = False
+    task: Task,
+    tokenizer: Tokenizer,
+    name: str,
+    examples: list[Example],
+    training: bool = False,
 ) -> Split:
     """Returns the examples with their rows. Raises: TextError, with its place, if the tokenizer fails on a text."""
     try:
@@ -51,7 +55,12 @@ def make_split(
             getattr(example, "where", "") for example in examples if _holds(example, error.text)
         ]
         raise error.at(next(filter(None, places), name)) from None
-    return Split(name, examples, made.rows, made.counts)
+    return Split(
+        name=name,
+        examples=examples,
+        rows=made.rows,
+        counts=made.counts,
+    )
 
 
 def _holds(value: object, text: str) -> bool:
@@ -97,10 +106,22 @@ def make_inference(
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or head.all_layers:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
         run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
-        return Inference(model, pack, one_shape, functools.partial(gathered, mesh), run)
+        return Inference(
+            model=model,
+            pack=pack,
+            one_shape=one_shape,
+            ready=functools.partial(gathered, mesh),
+            run=run,
+        )
     # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
     apart = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
-    return Inference(model, pack, one_shape, apart, jax.jit(infer))
+    return Inference(
+        model=model,
+        pack=pack,
+        one_shape=one_shape,
+        ready=apart,
+        run=jax.jit(infer),
+    )
 
 
 def predict_split(
@@ -185,7 +206,10 @@ def evaluate(
 
 
 def _decode(
-    task: Task, split: Split, outputs: Sequence[np.ndarray], tunes: bool
+    task: Task,
+    split: Split,
+    outputs: Sequence[np.ndarray],
+    tunes: bool,
 ) -> tuple[Task, list[Prediction]]:
     """Returns the predictions of a split and the task, whose settings they tune if `tunes`."""
     predictions = task.decode(split.examples, split.rows, outputs)

@@ -22,7 +22,8 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Task, largest_type
 from bert_jax.tasks.catalog import USUAL, Own, make_task
-from bert_jax.tasks.embeddings.task import EmbeddingTask, are_alone, from_start
+from bert_jax.tasks.embeddings.read import are_alone
+from bert_jax.tasks.embeddings.task import EmbeddingTask, from_start
 from bert_jax.tasks.evaluation import Data, make_split
 from bert_jax.tasks.results import listed
 
@@ -59,7 +60,14 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
         note = "texts alone differ from themselves by dropout only, and model has none: both its rates are 0.1"
         start = dataclasses.replace(start, notes=(*start.notes, note))
     check_layers(config, model)
-    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data))
+    return TaskInputs(
+        config=config.resolved(),
+        task=task,
+        start=start,
+        data=data,
+        model=model,
+        train=train_config(config, data),
+    )
 
 
 def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
@@ -150,7 +158,15 @@ def prepare(
     }
     for split in (train, *others["eval"], *others["test"]):
         check_type_ids(start.config, largest_type(split.rows), f"{split.name} of {source}")
-    return task, start, Data(train, others["eval"], others["test"])
+    return (
+        task,
+        start,
+        Data(
+            train=train,
+            evaluation=others["eval"],
+            test=others["test"],
+        ),
+    )
 
 
 def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:

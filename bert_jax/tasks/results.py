@@ -38,7 +38,12 @@ def curves(task: Task) -> list[tuple[str, str, float]]:
     return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
 
 
-def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int) -> list[str]:
+def describe_task(
+    config: FinetuneConfig,
+    task: Task,
+    data: Data,
+    num_steps: int,
+) -> list[str]:
     """Returns lines that describe the task and the data."""
     kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
     lines = [
@@ -97,7 +102,11 @@ def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
 
 
 def summarise(
-    workdir: Place, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]
+    workdir: Place,
+    task: Task,
+    best_step: int,
+    epoch_steps: int,
+    constant: Mapping[str, float],
 ) -> list[str]:
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
     records = [

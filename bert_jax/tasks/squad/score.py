@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage.files import JsonObject
-from bert_jax.tasks.json_values import load_json
-from bert_jax.tasks.readers import read_text
+from bert_jax.tasks.readers import read_json_value
+from bert_jax.tasks.records import Record, to_record
 from bert_jax.tasks.squad.read import SquadExample, read_squad_file
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -41,12 +40,7 @@ def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> 
     """Returns exact match and F1 in percent, and the number of questions. Raises: InputError as `check_answered`."""
     check_answered(examples)
     exact, f1 = _raw_scores(examples, texts, no_answers=False)
-    total = len(examples)
-    return {
-        "exact_match": _percent(exact.sum(), total),
-        "f1": _percent(f1.sum(), total),
-        "total": total,
-    }
+    return {"exact_match": _percent(exact), "f1": _percent(f1), "total": len(examples)}
 
 
 def check_answered(examples: Sequence[SquadExample]) -> None:
@@ -75,30 +69,28 @@ def score_squad2(
     exact, f1 = _raw_scores(examples, texts, no_answers=True)
     answered = np.array([bool(example.answers) for example in examples], bool)
     all_odds = np.array([0.0 if odds is None else odds[example.id] for example in examples], float)
-    shown = [np.where(all_odds > threshold, ~answered, scores) for scores in (exact, f1)]
+    kinds = {"": answered | True, "HasAns_": answered, "NoAns_": ~answered}
     scores: dict[str, float] = {}
-    for name, chosen in {
-        "": np.ones_like(answered),
-        "HasAns_": answered,
-        "NoAns_": ~answered,
-    }.items():
-        if chosen.any() or not name:
-            total = int(chosen.sum())
-            scores[f"{name}exact"], scores[f"{name}f1"] = (
-                _percent(values[chosen].sum(), total) for values in shown
-            )
-            scores[f"{name}total"] = total
+    for kind, chosen in kinds.items():
+        if kind and not chosen.any():
+            continue
+        for name, values in (("exact", exact), ("f1", f1)):
+            shown = np.where(all_odds > threshold, ~answered, values)
+            scores[f"{kind}{name}"] = _percent(shown[chosen])
+        scores[f"{kind}total"] = int(chosen.sum())
     if odds is not None:
         silent = np.array([not texts.get(example.id) for example in examples], bool)
-        for name, values in {"exact": exact, "f1": f1}.items():
-            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = find_threshold(
-                values, all_odds, answered, silent
-            )
+        for name, values in (("exact", exact), ("f1", f1)):
+            best = find_threshold(values, all_odds, answered, silent)
+            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best
     return scores
 
 
 def find_threshold(
-    scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, silent: np.ndarray
+    scores: np.ndarray,
+    odds: np.ndarray,
+    answered: np.ndarray,
+    silent: np.ndarray,
 ) -> Threshold:
     """Returns the best score in percent over all thresholds on the odds.
 
@@ -113,9 +105,8 @@ def find_threshold(
     gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))[order]
     totals = np.cumsum(np.concatenate([[float(np.sum(~answered))], gains]))
     best = int(np.argmax(totals))
-    return Threshold(
-        _percent(totals[best], len(scores)), float(odds[order[best - 1]]) if best else 0.0
-    )
+    value = float(odds[order[best - 1]]) if best else 0.0
+    return Threshold(100.0 * float(totals[best]) / len(scores) if len(scores) else 0.0, value)
 
 
 def find_usable_threshold(
@@ -141,14 +132,16 @@ def find_usable_threshold(
     totals = np.cumsum(np.concatenate([[float(np.sum(null_f1))], (f1 - null_f1)[order]]))
     can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
     best = int(np.argmax(np.where(can_end, totals, -np.inf)))
-    return Threshold(
-        _percent(totals[best], len(examples)),
-        float(ordered[best - 1] if best else ordered[0] - 1.0),
-    )
+    value = float(ordered[best - 1] if best else ordered[0] - 1.0)
+    return Threshold(100.0 * float(totals[best]) / len(examples), value)
 
 
 def score_files(
-    name: str, data: str, predictions: str, odds: str = "", threshold: float = 1.0
+    name: str,
+    data: str,
+    predictions: str,
+    odds: str = "",
+    threshold: float = 1.0,
 ) -> tuple[dict[str, float], int]:
     """Returns the official scores of files, and the number of questions without a prediction, which score 0.
 
@@ -161,8 +154,6 @@ def score_files(
     Raises: InputError if a file has another format.
     """
     examples = read_squad_file(data)
-    if not examples:
-        raise InputError(f"{data} holds no question; give a file that has some")
     texts = _read_object(predictions, (str,), "a text, the answer to that question")
     if odds and name != "squad2":
         raise InputError(
@@ -175,30 +166,23 @@ def score_files(
         )
     if name == "squad1":
         return score_squad1(examples, texts), missing
-    numbers = (
-        _read_object(odds, (int, float), "a finite number, the odds of no answer") if odds else None
-    )
-    if numbers is not None and (
-        without := [example.id for example in examples if example.id not in numbers]
-    ):
-        raise InputError(
-            f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}"
-        )
+    numbers = None
+    if odds:
+        numbers = _read_object(odds, (int, float), "a finite number, the odds of no answer")
+        without = [example.id for example in examples if example.id not in numbers]
+        if without:
+            raise InputError(
+                f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}"
+            )
     return score_squad2(examples, texts, numbers, threshold), missing
 
 
-def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> JsonObject:
-    values = load_json(read_text(path), path, is_file=True)
-    if not isinstance(values, dict):
-        raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")
+def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> Record:
+    values = to_record(read_json_value(path), path)
     for key, value in values.items():
-        finite = isinstance(value, str) or (
-            isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-        )
-        if not isinstance(value, kinds) or isinstance(value, bool) or not finite:
-            raise InputError(
-                f"{path}: the value of {key!r} is {str(value)[:60]!r}, not {meaning}; correct it"
-            )
+        is_right = isinstance(value, kinds) and not isinstance(value, bool)
+        if not is_right or not (isinstance(value, str) or abs(value) <= sys.float_info.max):
+            raise values.wrong(key, meaning)
     return values
 
 
@@ -214,9 +198,9 @@ def _raw_scores(
         if no_answers:
             answers = [answer for answer in answers if answer]
         predicted = normalize_answer(texts[example.id])
-        for answer in answers or [""]:
-            exact[index] = max(exact[index], predicted == answer)
-            f1[index] = max(f1[index], _f1(predicted.split(), answer.split(), no_answers))
+        answers = answers or [""]
+        exact[index] = predicted in answers
+        f1[index] = max(_f1(predicted.split(), each.split(), no_answers) for each in answers)
     return exact, f1
 
 
@@ -231,5 +215,5 @@ def _f1(predicted: list[str], answer: list[str], no_answers: bool) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _percent(value: float, total: int) -> float:
-    return 100.0 * float(value) / total if total else 0.0
+def _percent(values: np.ndarray) -> float:
+    return 100.0 * float(values.sum()) / len(values) if len(values) else 0.0

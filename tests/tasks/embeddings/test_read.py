@@ -48,7 +48,7 @@ def test_pairs_and_hard_negatives_of_any_number(tmp_path):
     (tmp_path / "l.jsonl").write_text(json.dumps(lists))
     assert texts(read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")) == [("a", "b", "d"), ("a", "c", "d")]
     (tmp_path / "l.jsonl").write_text(json.dumps(lists | {"pos": []}))
-    with pytest.raises(InputError, match=r"l.jsonl:1: 'pos' is \[\], not a text"):
+    with pytest.raises(InputError, match="in all 1 rows query or pos is empty"):
         read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")
 
 
