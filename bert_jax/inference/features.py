@@ -68,8 +68,6 @@ def encode_texts(
     Raises: InputError if there is no text, or one is none.
     """
     check_list(texts)
-    if not len(texts):
-        raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
     rows, cut = _rows(bert, texts, bert.config.max_positions, long_texts)
     tell_cut(sum(cut), bert.config.max_positions)
     longest = max(len(row.token_ids) for row in rows)

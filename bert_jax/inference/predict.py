@@ -205,10 +205,6 @@ def fill_masks(
     check_fills_masks(bert)
     check_long_texts(long_texts)
     check_list(texts)
-    if not len(texts):
-        raise InputError("there is no text with a blank to fill; give a list of texts")
-    if num_guesses < 1:
-        raise InputError(f"num_guesses {num_guesses} is below 1; ask for one or more")
     blanks = [
         read_blanks(bert, text, f"text {number}", long_texts)
         for number, text in enumerate(texts, 1)

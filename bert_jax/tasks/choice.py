@@ -61,11 +61,6 @@ class ChoiceTask(Task[ChoiceExample, Chosen]):
     head = CHOICES
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
-        """Makes the task, which has no labels. Raises: InputError if a setting cannot be used."""
-        if labels or config.labels:
-            raise InputError(
-                "task.labels are for classes; choices are counted from 0: leave it empty"
-            )
         super().__init__(config)
         self.metric = choose_metric(config, ("accuracy",))
 

@@ -141,7 +141,7 @@ class ClassificationTask(ClassesTask, TextTask):
         """
         super().__init__(config, tuple(labels) or labels_of(config))
         self.metric = choose_metric(config, (*texts.CLASS_METRICS, *RANKING_METRICS))
-        if self.metric == "f1" and self.labels and len(self.labels) != 2:
+        if self.metric == "f1" and len(self.labels) > 2:
             raise InputError("task.metric f1 is of the second of two classes; use macro_f1")
         self.classes = classes_of(self.labels)
 

@@ -91,12 +91,8 @@ def read_texts(
     if not path:
         return Examples()
     table = read_table(path).filled()
-    texts = text_columns(named_columns(config), is_pair(config), table.columns, path)
-    if config.num_texts not in (0, len(texts)):
-        actual = "one text, {!r}" if len(texts) == 1 else "pairs of {!r} and {!r}"
-        wanted = "pairs" if config.num_texts == 2 else "one text"
-        fix = "set task.text_column, and for pairs task.second_text_column"
-        raise InputError(f"{path} has {actual.format(*texts)}, and the task takes {wanted}; {fix}")
+    names = [each for each in named_columns(config) if config.num_texts in (0, len(each))]
+    texts = text_columns(names, is_pair(config), table.columns, path)
     usual = [config.label_column] if config.label_column else usual_labels
     label = find_column(usual, table.columns)
     # A column for each label: those that the settings name.

@@ -49,18 +49,11 @@ def make_split(
 ) -> Split:
     """Returns the examples with their rows. Raises: TextError, with its place, if the tokenizer fails on a text."""
     try:
-        made = task.make_rows(examples, tokenizer, training)
+        rows, counts = task.make_rows(examples, tokenizer, training)
     except TextError as error:
-        places = [
-            getattr(example, "where", "") for example in examples if _holds(example, error.text)
-        ]
+        places = [getattr(each, "where", "") for each in examples if _holds(each, error.text)]
         raise error.at(next(filter(None, places), name)) from None
-    return Split(
-        name=name,
-        examples=examples,
-        rows=made.rows,
-        counts=made.counts,
-    )
+    return Split(name, examples, rows, counts)
 
 
 def _holds(value: object, text: str) -> bool:
@@ -103,24 +96,19 @@ def make_inference(
             logits, batch, head.weights(batch)
         ), logits
 
-    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or head.all_layers:
-        shardings = tree_shardings(mesh, params), row_sharding(mesh)
-        run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
-        return Inference(
-            model=model,
-            pack=pack,
-            one_shape=one_shape,
-            ready=functools.partial(gathered, mesh),
-            run=run,
-        )
-    # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
-    apart = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
+    shardings = tree_shardings(mesh, params), row_sharding(mesh)
+    run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
+    ready: Callable[[Params], PyTree] = functools.partial(gathered, mesh)
+    if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu" and not head.all_layers:
+        # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
+        ready = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
+        run = jax.jit(infer)
     return Inference(
         model=model,
         pack=pack,
         one_shape=one_shape,
-        ready=apart,
-        run=jax.jit(infer),
+        ready=ready,
+        run=run,
     )
 
 
@@ -226,15 +214,14 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[s
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
     Settings are tuned as in `evaluate`.
     """
-    constant = task.head.constant(
-        [row.label for row in train.rows if row.label is not None], task.num_outputs
-    )
+    labels = [row.label for row in train.rows if row.label is not None]
+    constant = task.head.constant(labels, task.num_outputs)
     metrics: dict[str, float] = {}
     for split in splits:
-        tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
-        outputs = [
-            unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)
-        ]
+        outputs = []
+        for row in split.rows:
+            logits = np.tile(constant, (len(row.token_ids), 1))
+            outputs += unpadded_outputs([row], logits, task.head)
         task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics

@@ -34,8 +34,8 @@ from bert_jax.tasks.base import (
     without_zeros,
 )
 from bert_jax.tasks.labels import check_labelled
-from bert_jax.tasks.ner_read import WORD_COLUMNS, NerExample, read_sentences
-from bert_jax.tasks.tagging import OUTSIDE
+from bert_jax.tasks.ner_read import WORD_COLUMNS, read_sentences
+from bert_jax.tasks.tagging import OUTSIDE, NerExample
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import DescribedPieces
 
@@ -74,7 +74,12 @@ class NerTask(Task[NerExample, Tagged]):
 
         Raises: InputError if a setting cannot be used.
         """
-        super().__init__(config, [label.strip() for label in labels] or _labels_of(config))
+        names: Sequence[str] = [label.strip() for label in labels]
+        if not names:
+            names = split_names(config.labels)
+            if OUTSIDE not in names and not any(map(tagging.is_tag, names)):
+                names = _tags_of_types(names)
+        super().__init__(config, names)
         is_plain = tagging.are_names(self.labels)  # such as parts of speech, used as they are
         has_tags = any(map(tagging.is_tag, self.labels))
         if is_plain is None or (has_tags and OUTSIDE not in self.labels):
@@ -246,11 +251,6 @@ class NerTask(Task[NerExample, Tagged]):
         if self.is_plain:
             return list(tags)
         return tagging.to_tags(tagging.entities(tags), len(tags), scheme)
-
-
-def _labels_of(config: TaskConfig) -> tuple[str, ...]:
-    names = split_names(config.labels)
-    return names if OUTSIDE in names or any(map(tagging.is_tag, names)) else _tags_of_types(names)
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:

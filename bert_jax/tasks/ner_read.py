@@ -2,9 +2,6 @@
 """Reads sentences with a tag for each word: files in columns (CoNLL, WNUT), JSON lines with lists, Parquet, TFDS."""
 
 import re
-from collections.abc import Sequence
-from itertools import repeat
-from typing import NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -14,22 +11,11 @@ from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import check_labelled
 from bert_jax.tasks.readers import find_split_file, is_records, plain_name, read_lines, read_table
 from bert_jax.tasks.records import Record, find_column, named_class
-from bert_jax.tasks.tagging import OUTSIDE
+from bert_jax.tasks.tagging import OUTSIDE, NerExample
 
 WORD_COLUMNS = ("tokens", "words")
 _TAGS = ("ner_tags", "ner", "tags", "labels")
 _NUMBERS = "tags are numbers; write all tags in task.labels in the order of their numbers, such as O,B-PER,I-PER"
-
-
-class NerExample(NamedTuple):
-    """A sentence."""
-
-    words: Sequence[str]
-    tags: Sequence[str] | None = None
-    document: int | None = None  # consecutive sentences with the same number belong to one document
-    where: str = ""
-    text: str = ""  # the original text; "" means the words joined by blanks
-    starts: Sequence[int] = ()  # of the words in the text, in characters
 
 
 def read_sentences(config: TaskConfig, source: str, split: str) -> list[NerExample]:
@@ -86,15 +72,7 @@ def _read_columns(config: TaskConfig, path: str) -> list[NerExample]:
         raise InputError(
             f"{sentences[0].where}: the first column counts the words; set task.text_column to theirs, such as 2"
         )
-    return [
-        NerExample(
-            words=each.words,
-            tags=each.tags,
-            document=each.document,
-            where=each.where,
-        )
-        for each in sentences
-    ]
+    return sentences
 
 
 def _number(column: str, setting: str) -> int:
@@ -107,6 +85,7 @@ def _number(column: str, setting: str) -> int:
 def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
     classes = classes_in(path)
     examples = []
+    first_of: dict[str, tuple[str, str]] = {}  # word and place of each tag
     for record in read_table(path).records:
         words_key = config.text_column or find_column(WORD_COLUMNS, record) or WORD_COLUMNS[0]
         tags_key = config.label_column or find_column(_TAGS, record)
@@ -115,25 +94,20 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
         words, tags = record.texts(words_key), None
         if record.get(tags_key) is not None:
             values = named_class(record[tags_key], classes.get(tags_key))
-            if isinstance(values, list) and values and all(type(value) is int for value in values):
+            if isinstance(values, list) and any(type(value) is int for value in values):
                 if not config.labels:
                     raise InputError(f"{record.where}: {_NUMBERS}")
                 values = list(map(str, values))
-            tags = list(map(str.strip, Record({tags_key: values}, record.where).texts(tags_key)))
+            tags = [tag.strip() for tag in Record({tags_key: values}, record.where).texts(tags_key)]
             if len(tags) != len(words) or not all(tags):
                 raise InputError(
-                    f"{record.where}: {len(words)} words have {len([*filter(None, tags)])} tags; write one for each "
+                    f"{record.where}: {len(words)} words have {len(tags)} tags, or one is empty; write one for each "
                     "word: O, B-TYPE or I-TYPE"
                 )
-        examples.append(
-            NerExample(
-                words=words,
-                tags=tags,
-                document=0,
-                where=record.where,
-            )
-        )
-    tagging.check_alike((each.tags or (), each.words, repeat(each.where)) for each in examples)
+            for tag, word in zip(tags, words):
+                first_of.setdefault(tag, (word, record.where))
+        examples.append(NerExample(words, tags, 0, record.where))
+    tagging.check_alike(first_of)
     return examples
 
 

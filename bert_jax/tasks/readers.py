@@ -21,10 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.data.sources import tfds_text
-from bert_jax.data.sources.formats import check_line_ends
-from bert_jax.errors import InputError, not_utf8, shown
+from bert_jax.data.sources.formats import check_encoding, check_line_ends
+from bert_jax.errors import InputError, not_utf8
 from bert_jax.storage import files, urls
-from bert_jax.tasks import not_tables
 from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.tasks.records import Record, to_record
@@ -178,7 +177,6 @@ def _files_of_splits(directory: str, names: Mapping[str, Sequence[str]]) -> list
         raise InputError(
             f"directory {directory} has several folders with data, {', '.join(chosen[:8])}; give one of them"
         )
-    not_tables.check_names(paths)
     wanted = ", ".join(f"{name}.tsv" for name in names)
     raise InputError(
         f"directory {directory} has no file such as {wanted} or .csv, .json, .jsonl; give TRAIN_FILE,DEV_FILE"
@@ -314,16 +312,13 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
         if getattr(error.__cause__, "msg", "") == "Extra data":
             return read_json_lines(place)
         raise
+    lists = {}
     if isinstance(value, dict):
         lists = {key: item for key, item in value.items() if isinstance(item, list)}
-        if not lists:
-            return [to_record(value, f"{place}:1")]
+    if lists:
         value = next((lists[key] for key in keys or lists if key in lists), [])
-    if not isinstance(value, list):
-        raise InputError(
-            f"{place}:1 is {shown(value)}, not a list of objects; write [{{...}}, {{...}}]"
-        )
-    return [to_record(item, f"{place}, item {number}") for number, item in enumerate(value, 1)]
+    items = value if isinstance(value, list) else [value]
+    return [to_record(item, f"{place}, item {number}") for number, item in enumerate(items, 1)]
 
 
 def read_json_value(place: str) -> Any:
@@ -340,7 +335,7 @@ def read_text(place: str) -> str:
     if not os.path.isfile(path):  # a pipe would be waited for
         raise InputError(f"{place} is not a file; check the path")
     content = files.read_whole(path, place)
-    not_tables.check_content(content, place)
+    check_encoding(content, place)
     try:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
@@ -369,7 +364,7 @@ def _csv_rows(path: str) -> Iterator[tuple[str, list[str]]]:
             number = rows.line_num + 1
     except csv.Error as error:
         if number == 1:
-            not_tables.check_header(text.splitlines()[:1], path, is_csv=True)
+            check_header(text.splitlines()[:1], path, is_csv=True)
         fix = 'put a value with a quote or comma in quotes, and double its own ("")'
         raise InputError(f"{path}:{number} is not a row of CSV ({error}); {fix}") from None
 
@@ -379,6 +374,19 @@ def _separator(header: str) -> str:
     outside = re.sub(r'"[^"]*"', "", header)
     is_plain = "," in outside or header.startswith("sep=") or not re.search(r"[;\t|]", outside)
     return "," if is_plain else max(";\t|", key=outside.count)
+
+
+def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
+    """Raises: InputError if a header is one column with another separator in it, or a line for Excel."""
+    fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
+    if columns and re.fullmatch("sep=.?", columns[0]):
+        raise InputError(f"{place}:1 is {columns[0]}, which only Excel reads; save the table {fix}")
+    for char in ";|\t" if is_csv else ";|,":
+        names = columns[0].split(char) if len(columns) == 1 else []
+        if sum(bool(name.strip(' "')) for name in names) > 1:
+            raise InputError(
+                f"{place}:1 is one column, {columns[0]!r:.60}, parted by {char!r}; save the table {fix}"
+            )
 
 
 def _rows_table(
@@ -391,7 +399,7 @@ def _rows_table(
     columns = tuple(columns)
     if not columns:
         columns = tuple(name.strip() for name in next(rows, ("", []))[1])
-        not_tables.check_header(columns, path, not is_tsv(path))
+        check_header(columns, path, not is_tsv(path))
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
         raise InputError(

@@ -108,10 +108,8 @@ def named_class(value: object, classes: Sequence[str] | None) -> object:
         value = int(value)
     if not classes or not isinstance(value, int):
         return value
-    if not -1 <= value < len(classes):
-        raise InputError(
-            f"label {value} is not the number of one of the classes {', '.join(classes)[:80]}; correct it"
-        )
+    if value < -1:
+        raise InputError(f"label {value} is not the number of a class; correct it")
     return classes[value] if value >= 0 else None
 
 

@@ -12,7 +12,7 @@ Source: conlleval of CoNLL-2000; the default mode of seqeval is equal.
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
@@ -34,18 +34,15 @@ _RANGE = re.compile(r"\d+[-.]\d+", re.ASCII)
 _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
 
 
-class Sentence(NamedTuple):
-    """The words of a sentence and their columns."""
+class NerExample(NamedTuple):
+    """A sentence."""
 
-    words: list[str]
-    tags: list[str] | None  # the last column; None in a file with one column
-    document: int  # counts the -DOCSTART- lines before it
-    lines: list[str]  # file and line of each word
-
-    @property
-    def where(self) -> str:
-        """Returns file and line of the first word."""
-        return self.lines[0]
+    words: Sequence[str]
+    tags: Sequence[str] | None = None
+    document: int | None = None  # consecutive sentences with the same number belong to one document
+    where: str = ""
+    text: str = ""  # the original text; "" means the words joined by blanks
+    starts: Sequence[int] = ()  # of the words in the text, in characters
 
 
 class Entity(NamedTuple):
@@ -66,13 +63,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, _, kind = tag.partition("-")
         if open_type is not None and (ended or prefix in ("O", "B", "S", "U") or kind != open_type):
-            spans.append(
-                Entity(
-                    type=open_type,
-                    start=start,
-                    end=index,
-                )
-            )
+            spans.append(Entity(open_type, start, index))
             open_type = None
         if prefix != OUTSIDE and open_type is None:
             open_type, start = kind, index
@@ -119,18 +110,14 @@ def are_names(tags: Iterable[str]) -> bool | None:
     return True if others == inside and all(tag.isprintable() and tag for tag in inside) else None
 
 
-def check_alike(sentences: Iterable[tuple[Sequence[str], Sequence[str], Iterable[str]]]) -> None:
-    """Raises: InputError if some tags, given with their words and where these stand, mark entities and others do not.
+def check_alike(first: Mapping[str, tuple[str, str]]) -> None:
+    """Raises: InputError if some tags mark entities and others do not. Each has the first of its words, and its place.
 
     Tags such as b-per and B_PER do not count as names, since no entity would be found.
     """
-    first: dict[str, tuple[str, str]] = {}
-    for tags, words, places in sentences:
-        for tag, word, where in zip(tags, words, places):
-            if tag != OUTSIDE:
-                first.setdefault(tag, (word, where))
-    names = are_names(first)
-    is_almost = any(tag[:1] in "bBiI" for tag in first) and all(map(_ALMOST.fullmatch, first))
+    inside = set(first) - {OUTSIDE}
+    names = are_names(inside)
+    is_almost = any(tag[:1] in "bBiI" for tag in inside) and all(map(_ALMOST.fullmatch, inside))
     for tag, (word, where) in first.items():
         if not is_tag(tag) and (names is None or (names and is_almost)):
             raise InputError(
@@ -181,7 +168,7 @@ def split_words(text: str) -> Iterator[tuple[str, int]]:
 # Files
 
 
-def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Sentence]:
+def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[NerExample]:
     """Returns the sentences of a file with a word a line and blank lines between sentences.
 
     Columns are separated by tabs, or by blanks in lines without tabs; blanks around a tag are ignored. Columns are
@@ -192,72 +179,51 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
 
     Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
-    sentences: list[Sentence] = []
-    words, tags, lines = [], [], []
+    sentences: list[NerExample] = []
+    words, tags, where = [], [], ""
+    first_of: dict[str, tuple[str, str]] = {}  # word and place of each tag
     document, num_columns = 0, 0
     for number, line in enumerate([*read_lines(place), ""], 1):
-        columns = _columns(line)
+        here, line = f"{place}:{number}", line.rstrip(" \t")
+        columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
+        while len(columns) > 1 and not columns[-1].strip():
+            columns.pop()
         is_document = columns[:1] == ["-DOCSTART-"]
-        if is_document or not line.strip(" \t"):  # other blanks may be words
+        if is_document or not line:  # other blanks may be words
             if words:
-                sentences.append(
-                    Sentence(
-                        words=words,
-                        tags=tags or None,
-                        document=document,
-                        lines=lines,
-                    )
-                )
+                sentences.append(NerExample(words, tags or None, document, where))
             document += is_document
-            words, tags, lines = [], [], []
+            words, tags = [], []
             continue
-        if _is_skipped(line, columns, word_column, tag_column, not words):
+        if word_column > 1 and _RANGE.fullmatch(columns[0]):
             continue
+        if line.startswith("#") and not words:
+            tag = columns[tag_column - 1] if 1 < len(columns) >= tag_column else OUTSIDE
+            is_word = is_tag(tag.strip()) or ("\t" in line and " " not in columns[0])
+            if word_column > 1 or not is_word:
+                continue
         num_columns = num_columns or len(columns)
-        if len(columns) != num_columns:
+        if len(columns) != num_columns or word_column > num_columns:
             raise InputError(
-                f"{place}:{number} has {len(columns)} columns ({line.strip()!r:.60}), not {num_columns}"
+                f"{here} has {len(columns)} columns ({line!r:.60}), not {max(num_columns, word_column)}"
             )
-        if word_column > num_columns:
-            raise InputError(
-                f"{place}:{number} has {num_columns} columns; correct task.text_column {word_column}"
-            )
+        where = where if words else here
         words.append(columns[word_column - 1])
-        lines.append(f"{place}:{number}")
         if word_column != (tag_column or num_columns) <= num_columns:
             tags.append(columns[tag_column - 1].strip())
-    check_alike((each.tags or (), each.words, each.lines) for each in sentences)
-    return _without_prefix(sentences)
+            first_of.setdefault(tags[-1], (words[-1], here))
+    check_alike(first_of)
+    match = _PREFIX.match(sentences[0].words[0]) if sentences else None
+    every = [word for sentence in sentences for word in sentence.words]
+    if not match or not all(word.startswith(match[0]) for word in every):
+        return sentences
+    return [
+        sentence._replace(words=[word.removeprefix(match[0]) for word in sentence.words])
+        for sentence in sentences
+    ]
 
 
-def _columns(line: str) -> list[str]:
-    """Returns the columns of a line, separated by tabs or, without one, by blanks; blanks at its end are none."""
-    line = line.rstrip(" \t")
-    columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
-    while len(columns) > 1 and not columns[-1].strip():
-        columns.pop()
-    return columns
-
-
-def _is_skipped(
-    line: str,
-    columns: list[str],
-    word_column: int,
-    tag_column: int,
-    is_first: bool,
-) -> bool:
-    """Returns whether a line is a comment, or of CoNLL-U's words that are several or none."""
-    if is_first and line.startswith("#"):
-        tag = (
-            columns[(tag_column or len(columns)) - 1] if 1 < len(columns) >= tag_column else OUTSIDE
-        )
-        is_word = is_tag(tag.strip()) or ("\t" in line.rstrip(" \t") and " " not in columns[0])
-        if word_column > 1 or not is_word:
-            return True
-    return word_column > 1 and _RANGE.fullmatch(columns[0]) is not None
-
-
-def are_counts(sentences: Sequence[Sentence]) -> bool:
+def are_counts(sentences: Sequence[NerExample]) -> bool:
     """Returns whether the column read as words holds their numbers, per sentence or throughout the file."""
     num_words = num_counts = last = 0
     for sentence in sentences:
@@ -270,18 +236,6 @@ def are_counts(sentences: Sequence[Sentence]) -> bool:
     return num_words > 1 and num_counts > 0.9 * num_words
 
 
-def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
-    """Returns the sentences without the language prefix of each word, if all words have the same."""
-    match = _PREFIX.match(sentences[0].words[0]) if sentences else None
-    words = [word for sentence in sentences for word in sentence.words]
-    if not match or not all(word.startswith(match[0]) for word in words):
-        return sentences
-    return [
-        sentence._replace(words=[word.removeprefix(match[0]) for word in sentence.words])
-        for sentence in sentences
-    ]
-
-
 def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
     """Writes the columns of each word, separated by tabs, and a blank line after each sentence.
 
@@ -292,9 +246,8 @@ def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> No
         open(temporary, "w", encoding="utf-8", newline="\n") as stream,
     ):
         for rows in sentences:
-            stream.writelines(
-                "\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n" for row in rows
-            )
+            for row in rows:
+                stream.write("\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n")
             stream.write("\n")
 
 

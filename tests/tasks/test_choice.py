@@ -106,7 +106,6 @@ def test_what_is_wrong_is_said(tmp_path, line, problem):
 
 def test_settings_that_cannot_be_used():
     assert "task.metric 'f1' is not one of accuracy" in message(ChoiceTask, TaskConfig(name="choice", metric="f1"))
-    assert "choices are counted from 0" in message(ChoiceTask, TaskConfig(name="choice", labels="a,b"))
 
 
 def test_a_row_holds_a_sequence_for_each_choice(tokenizer):

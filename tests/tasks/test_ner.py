@@ -16,6 +16,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import ner
 from bert_jax.tasks.ner import FoundEntity, NerExample, NerTask, Tagged
+from bert_jax.tasks.ner_read import read_sentences
 from bert_jax.tasks.tagging import Entity, entities, read_conll, scheme_of, score_files, score_tags, to_tags
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -221,7 +222,7 @@ def test_columns_are_chosen_by_number(tmp_path):
         ({"text_column": "word"}, "task.text_column 'word' is not the number of a column"),
         ({"label_column": "0"}, "task.label_column '0' is not the number"),
         ({"label_column": "-1"}, "task.label_column '-1' is not the number"),
-        ({"text_column": "7"}, ":1 has 5 columns; correct task.text_column 7"),
+        ({"text_column": "7"}, ":1 has 5 columns ('1 EU NNP I-NP I-ORG'), not 7"),
         ({"label_column": "9"}, "1 has no tags"),
         ({"text_column": "2", "label_column": "2"}, "task.label_column 2 is the column of the words"),
     ],
@@ -236,7 +237,7 @@ def test_files_without_sentences_or_tags(tmp_path):
     path = write(tmp_path / "train.conll", "a\nb\n")
     assert "train.conll:1 has no tags" in message(task().read, path, "train")
     assert task().read(write(tmp_path / "test.conll", "a\nb\n"), "test")[0].tags is None
-    assert task().read(path, "dev") == []
+    assert task().read(path, "dev") == [] == read_sentences(TaskConfig(name="ner"), path, "dev")
 
 
 def test_json_lines(tmp_path):

@@ -118,7 +118,7 @@ def test_columns_beyond_the_named_ones(tmp_path):
         ("a.json", '[{"a": 1},\n{"a": }]', "a.json:2 is not JSON"),
         ("a.json", "[" * 100_000, "a.json:1 is not JSON"),
         ("a.json", "[1]", "a.json, item 1 is 1, not an object"),
-        ("a.json", "5", "a.json:1 is 5, not a list of objects"),
+        ("a.json", "5", "a.json, item 1 is 5, not an object"),
         ("a.tsv.gz", gzip.compress(b"a\tb\n1\t2\n" * 99, mtime=0)[:-20], "a.tsv.gz is damaged or another kind of file"),
     ],
 )

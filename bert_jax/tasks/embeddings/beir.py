@@ -165,9 +165,7 @@ def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, _Text]
     """Returns the texts by id."""
     paths = _files_of(place, name)
     if not paths:
-        raise InputError(
-            f"{place} has a corpus, and no {name}.jsonl; give BEIR's directory with {name} too"
-        )
+        raise InputError(f"{place} has no {name}.jsonl; give BEIR's directory with {name} too")
     texts: dict[str, _Text] = {}
     for record in (record for path in paths for record in readers.read_table(path).records):
         key = find_column(_ID, record) or "_id"
@@ -175,8 +173,6 @@ def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, _Text]
         title = record.get("title")
         text = record.get_as("text", str).strip()
         new = _Text(title=title if isinstance(title, str) else "", text=text, where=record.where)
-        if not id_:
-            raise record.wrong(key, "an id")
         if id_ in texts:
             if texts[id_][:2] != new[:2]:
                 raise InputError(

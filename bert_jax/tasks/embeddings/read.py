@@ -102,23 +102,24 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
         )
     if not examples:
         return examples
-    where = examples[0].where
-    if split == "train":
-        is_searched = _is_squad(source) or beir_place(source, "dev")
-        is_ranked = is_searched or not is_graded(_read(config, source, "dev") or examples)
-        examples.metric = "ndcg@10" if is_ranked else "spearman"
-    elif not is_graded(examples):
-        examples.counts |= _count_own(examples)
+    where, graded = examples[0].where, is_graded(examples)
     if split == "dev" and are_alone(examples):
         raise InputError(f"{where}: single texts score no vectors; give a dev set of pairs")
-    if is_graded(examples) and split != "test" and len({example.score for example in examples}) < 2:
-        raise InputError(f"{where}: all pairs have one score; there must be two or more")
+    if split == "train":
+        if not _is_squad(source) and not beir_place(source, "dev"):
+            graded = is_graded(_read(config, source, "dev") or examples)
+        examples.metric = "spearman" if graded else "ndcg@10"
+    elif not graded:  # anchors among the texts to search, that do not belong to themselves
+        searched = {text for pair in examples for text in pair.texts[1:]}
+        belongs = {pair.texts[0] for pair in examples if pair.texts[:1] == pair.texts[1:2]}
+        if own := {pair.texts[0] for pair in examples} & searched - belongs:
+            examples.counts[OWN_TEXT] = len(own)
     return examples
 
 
 def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if _is_squad(source):
-        return _squad(read_squad(source, split), source)
+        return _of_pairs(read_squad(source, split), source)
     if directory := beir_place(source, split):
         return _of_beir(directory, split)
     path = readers.find_split_file(source, split)
@@ -129,7 +130,7 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
             return _of_lines(path)
     table = readers.read_table(path)
     if "paragraphs" in table.columns:
-        return _squad(read_squad_file(path), path)
+        return _of_pairs(read_squad_file(path), path)
     return _of_table(config, table.filled())
 
 
@@ -138,7 +139,7 @@ def _is_squad(source: str) -> bool:
     return source.startswith("tfds:squad") or bool(re.search(r"\[-?\d*:-?\d*\]", source))
 
 
-def _squad(questions: Iterable[SquadExample], where: str) -> TextsExamples:
+def _of_pairs(questions: Iterable[SquadExample], where: str) -> TextsExamples:
     pairs = (
         TextsExample(
             texts=(each.question, each.context),
@@ -172,26 +173,16 @@ def _of_lines(path: str) -> TextsExamples:
 
 
 def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
-    (first, *others), negatives, label = _columns(config, table.columns, table.place)
-    second = others[0] if others else first
+    names, negatives, label = _columns(config, table.columns, table.place)
+    columns = (*names, *negatives, label)
     number = find_column(_IDS, table.columns)
-    names = classes_in(table.place).get(label) or split_names(config.labels)
-
-    def label_of(record: Record) -> object:
-        value = record.get(label)
-        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 9 and names:
-            value = int(value)
-        return named_class(value, names)
-
-    labels = [label_of(record) if label and not negatives else None for record in table.records]
-    is_nli = any(str(value) in _NLI for value in labels)
-    must_be_nli = is_nli or (label and (first.lower(), second.lower()) == ("premise", "hypothesis"))
-    examples: list[tuple[TextsExample, object]] = []
-    for position, (record, given) in enumerate(zip(table.records, labels)):
-        if must_be_nli and given not in (*_NLI, *_UNAGREED):
-            raise InputError(
-                f"{record.where}: label {given!r:.40} is not one of {', '.join(_NLI)}; or set task.labels"
-            )
+    labels = _labels(config, table, label)
+    is_nli = not negatives and any(value in _NLI for value in labels)
+    if label and tuple(map(str.lower, names)) == ("premise", "hypothesis") and not negatives:
+        is_nli = True
+    examples: list[TextsExample] = []
+    given: list[object] = []
+    for position, record in enumerate(table.records):
         score = None
         if label and not is_nli:
             score = label_number(record.get(label), record.where)
@@ -199,31 +190,38 @@ def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
                 raise InputError(
                     f"{record.where} has no {label!r}; give each pair a score, or remove it"
                 )
-        anchor = "" if record.get(first) is None else record.get_as(first, str)
-        id_ = id_of(record.get(number), position)
+        anchor = "" if record.get(names[0]) is None else record.get_as(names[0], str)
         against = [text for name in negatives for text in _texts(record, name)]
-        for partner in _texts(record, second) or [""]:  # a pair per list item
-            texts = (anchor, partner, *against)
-            examples.append(
-                (
-                    TextsExample(
-                        texts=texts,
-                        score=score,
-                        id=id_,
-                        where=record.where,
-                    ),
-                    given,
-                )
+        for partner in _texts(record, names[-1]) or [""]:  # a pair per list item
+            example = TextsExample(
+                texts=(anchor, partner, *against),
+                score=score,
+                id=id_of(record.get(number), position),
+                where=record.where,
             )
-    columns, counts = (first, *others, *negatives, label), {}
+            examples.append(example)
+            given.append(labels[position])
     if is_nli:
-        pairs, counts = _of_nli(examples)
+        pairs, counts = _of_nli(examples, given)
         return _without_empty(pairs, columns, counts)
+    counts = {}
     rest = [name for name in table.columns if name not in columns]
     if not label and (unused := find_column((*_SCORES, *CLASS_COLUMNS), rest)):
-        kind = "negatives" if others else "texts alone"
-        counts = {f"{unused!r} is not used with {kind}:": len(table.records)}
-    return _without_empty((example for example, _ in examples), columns, counts)
+        kind = "negatives" if len(names) > 1 else "texts alone"
+        counts[f"{unused!r} is not used with {kind}:"] = len(table.records)
+    return _without_empty(examples, columns, counts)
+
+
+def _labels(config: TaskConfig, table: readers.Table, label: str) -> list[object]:
+    """Returns the labels of a table, with the names of classes where they are known."""
+    classes = classes_in(table.place).get(label) or split_names(config.labels)
+    labels = []
+    for record in table.records:
+        value = record.get(label)
+        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 9 and classes:
+            value = int(value)
+        labels.append(named_class(value, classes))
+    return labels
 
 
 def _texts(record: Record, name: str) -> list[str]:
@@ -243,37 +241,38 @@ def _columns(
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
             raise no_column(path, name, columns)
+    first, second = config.text_column, config.second_text_column
     usual = find_columns(_COLUMNS, columns)
-    firsts = [config.text_column] if config.text_column else usual[:1]
-    seconds = [config.second_text_column] if config.second_text_column else usual[1:]
-    texts = [*firsts, *(seconds if config.second_text_column or not config.text_column else ())]
-    if not firsts:
+    if not first and not usual:
         raise no_column(path, "anchor, positive or another of texts", columns)
-    if len(texts) < 2:
-        if config.label_column:
-            raise InputError(
-                f"{path}: task.label_column is of a pair; name the second text in task.second_text_column"
-            )
-        return texts, (), ""
+    names = [first] if first else list(usual)
+    names = [names[0], second] if second else names
+    if len(names) < 2:
+        return names, (), ""
     negatives = named or [
-        name for name in columns if _NEGATIVE.fullmatch(name) and name not in texts
+        name for name in columns if _NEGATIVE.fullmatch(name) and name not in names
     ]
     label = config.label_column or ("" if negatives else find_column(_SCORES, columns))
-    return texts, negatives, label
+    return names, negatives, label
 
 
 def _of_nli(
-    examples: Sequence[tuple[TextsExample, object]],
+    examples: Sequence[TextsExample],
+    labels: Sequence[object],
 ) -> tuple[list[TextsExample], dict[str, int]]:
     """Returns each premise with a text it entails and, if any, one that contradicts it; and counts of unused pairs."""
     by_premise: dict[str, dict[object, list[TextsExample]]] = {}
-    for example, label in examples:
+    for example, label in zip(examples, labels):
+        if label not in (*_NLI, *_UNAGREED):
+            raise InputError(
+                f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; or set task.labels"
+            )
         by_premise.setdefault(example.texts[0], {}).setdefault(label, []).append(example)
     triplets = []
     for groups in by_premise.values():
-        against = [example.texts[1] for example in groups.get("contradiction", ())]
+        against = [example.texts[1:] for example in groups.get("contradiction", ())]
         for number, example in enumerate(groups.get("entailment", ())):
-            negative = (against[number % len(against)],) if against else ()
+            negative = against[number % len(against)] if against else ()
             triplets.append(example._replace(texts=(*example.texts, *negative)))
     return triplets, {"pairs that are not entailment": len(examples) - len(triplets)}
 
@@ -294,14 +293,6 @@ def _without_empty(
         same += positive in against
         kept.append(example._replace(texts=(anchor, positive, *negatives)))
     return TextsExamples(kept, {**(counts or {}), NO_TEXT: empty, SAME: same}, columns)
-
-
-def _count_own(pairs: Sequence[TextsExample]) -> dict[str, int]:
-    """Returns the number of anchors that are among the texts to search, and do not belong to themselves."""
-    searched = {text for pair in pairs for text in pair.texts[1:]}
-    belongs = {pair.texts[0] for pair in pairs if pair.texts[:1] == pair.texts[1:2]}
-    count = len({pair.texts[0] for pair in pairs} & searched - belongs)
-    return {OWN_TEXT: count} if count else {}
 
 
 # BEIR

@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, reading
 from bert_jax.tasks.glue.read import (
     TASKS,
     find_glue,
@@ -63,34 +63,17 @@ def _read_predictions(name: str, predictions: str) -> dict[int | str, Any]:
     """Returns the prediction of each index in a file. Raises: InputError if one is missing, repeated or not a class."""
     classes = TASKS[name].classes
     known = official_classes(classes)
-    table = read_table(predictions)
-    if {"index", "prediction"} - {*table.columns}:
-        raise InputError(
-            f"{predictions}:1 is not the header index, prediction (with a tab); add it"
-        )
     predicted: dict[int | str, Any] = {}
-    for position, record in enumerate(table.records):
-        index = id_of(record["index"], position)
-        if index in predicted:
-            raise InputError(
-                f"{record.where}: index {index} has a prediction already; keep one of them"
-            )
-        label = (label_name if classes else label_number)(record["prediction"], record.where)
-        if label is None:
-            raise InputError(f"{record.where} has no prediction; write one")
-        if classes:
-            number = (
-                known.of(
-                    ClassifyExample(
-                        text="",
-                        label=label,
-                        id=index,
-                        where=record.where,
-                    )
-                )
-                or 0
-            )
-            predicted[index] = Classified(classes[number], {})
-        else:
-            predicted[index] = Scored(float(label))
+    for position, record in enumerate(read_table(predictions).records):
+        with reading(record.where):
+            index = id_of(record["index"], position)
+            if index in predicted:
+                raise InputError(f"index {index} has a prediction already; keep one of them")
+            label = (label_name if classes else label_number)(record["prediction"], record.where)
+            if label is None:
+                raise InputError("there is no prediction; write one")
+            predicted[index] = Scored(label)  # type: ignore[arg-type]
+            if classes:
+                example = ClassifyExample("", label=label, where=record.where)
+                predicted[index] = Classified(classes[known.of(example) or 0], {})
     return predicted

@@ -17,7 +17,6 @@ XQuAD, MLQA and other data sets in this format are read too.
 import itertools
 import os
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
@@ -74,7 +73,9 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
 def read_squad_file(path: str) -> list[SquadExample]:
     """Returns the examples of a file, or with FILE[28:] of a range of its articles. Raises: as `read_squad`."""
     path, wanted = _split_range(path)
-    articles = to_record(read_json_value(path), path).objects("data")[_slice_of(wanted)]
+    first, _, last = wanted.strip("[]").partition(":")
+    chosen = slice(int(first) if first else None, int(last) if last else None)
+    articles = to_record(read_json_value(path), path).objects("data")[chosen]
     examples = []
     for paragraph in (each for article in articles for each in article.objects("paragraphs")):
         context = paragraph.get_as("context", str)
@@ -101,11 +102,8 @@ def parse_question(value: object, where: str) -> SquadExample:
     """
     if isinstance(value, (list, tuple)) and len(value) == 2:
         value = {"question": value[0], "context": value[1]}
-    if not isinstance(value, Mapping):
-        raise InputError(
-            f'{where}: {value!r:.60} is not like {{"question": "...", "context": "..."}}'
-        )
-    record = Record({"id": where, **value, "answers": None}, where)
+    record = to_record(value, where)
+    record = Record({"id": where, **record, "answers": None}, where)
     return _question(record, record.get_as("context", str))
 
 
@@ -134,12 +132,6 @@ def _split_range(source: str) -> tuple[str, str]:
     """Returns the path, and a suffix such as [28:] or ""."""
     match = re.search(r"\[(-?\d{1,9})?:(-?\d{1,9})?\]$", source)
     return (source[: match.start()], match[0]) if match else (source, "")
-
-
-def _slice_of(wanted: str) -> slice:
-    """Returns the range of articles of a suffix; without one, all."""
-    first, _, last = wanted.strip("[]").partition(":")
-    return slice(int(first) if first else None, int(last) if last else None)
 
 
 # Reading its content

@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.tasks.readers import read_json_value
-from bert_jax.tasks.records import Record, to_record
+from bert_jax.tasks.records import to_record
 from bert_jax.tasks.squad.read import SquadExample, read_squad_file
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -154,36 +154,25 @@ def score_files(
     Raises: InputError if a file has another format.
     """
     examples = read_squad_file(data)
-    texts = _read_object(predictions, (str,), "a text, the answer to that question")
-    if odds and name != "squad2":
-        raise InputError(
-            f"{odds}: {name} has no odds of no answer; leave out --na_prob_file, or use --task=squad2"
-        )
-    missing = sum(example.id not in texts for example in examples)
-    if missing == len(examples):
+    ids = [example.id for example in examples]
+    texts = to_record(read_json_value(predictions), predictions)
+    missing = sum(id_ not in texts for id_ in ids)
+    if missing == len(ids):
         raise InputError(
             f"{predictions} has none of the {missing} questions of {data}; give predictions on that file"
         )
+    for id_ in {*ids} & texts.keys():
+        texts.get_as(id_, str)
     if name == "squad1":
         return score_squad1(examples, texts), missing
     numbers = None
     if odds:
-        numbers = _read_object(odds, (int, float), "a finite number, the odds of no answer")
-        without = [example.id for example in examples if example.id not in numbers]
-        if without:
-            raise InputError(
-                f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}"
-            )
+        numbers = to_record(read_json_value(odds), odds)
+        for id_ in ids:
+            value = numbers.get(id_, "")
+            if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+                raise numbers.wrong(id_, "a finite number, the odds of no answer")
     return score_squad2(examples, texts, numbers, threshold), missing
-
-
-def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> Record:
-    values = to_record(read_json_value(path), path)
-    for key, value in values.items():
-        is_right = isinstance(value, kinds) and not isinstance(value, bool)
-        if not is_right or not (isinstance(value, str) or abs(value) <= sys.float_info.max):
-            raise values.wrong(key, meaning)
-    return values
 
 
 def _raw_scores(

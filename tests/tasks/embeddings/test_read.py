@@ -85,9 +85,6 @@ def test_labels_that_are_not_used_are_said(tmp_path):
     rows = [("anchor", "positive", "negative", "score"), ("a", "b", "c", "1")]
     found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
     assert texts(found) == [("a", "b", "c")] and found.counts == {"'score' is not used with negatives:": 1}
-    named = TaskConfig(name="embeddings", label_column="label")
-    with pytest.raises(InputError, match=r"task\.label_column"):
-        read_texts(named, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x")), "train")
 
 
 def test_graded_pairs_choose_the_metric_of_dev(tmp_path):
@@ -141,11 +138,6 @@ def test_questions_and_their_paragraphs(tmp_path):
             [("x", "y"), ("a", "b")],
             "train",
             r"such as task\.text_column",
-        ),
-        (
-            [("sentence1", "sentence2", "score"), ("a", "b", "1"), ("c", "d", "1")],
-            "dev",
-            "2: all pairs have",
         ),
         ([("sentence1", "sentence2", "score"), ("a", "b", "")], "train", r":2 has no 'score'; give each pair a score"),
         ([("sentence1", "sentence2", "score"), ("a", "b", "x")], "train", r":2: label 'x' is not a finite number"),

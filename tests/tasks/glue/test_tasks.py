@@ -249,7 +249,7 @@ def test_cola_test_has_a_header(tmp_path):
     write(tmp_path / "test.tsv", "index\tsentence\n0\tA b.\n")
     assert task("cola").read(str(tmp_path), "test")[0][:4] == ("A b.", None, None, 0)
     write(tmp_path / "train.tsv", "a\tb\n")
-    assert "train.tsv:1 has 2 columns; a file of CoLA" in message(task("cola").read, str(tmp_path), "train")
+    assert "train.tsv holds no example" in message(task("cola").read, str(tmp_path), "train")
 
 
 @pytest.mark.parametrize(
@@ -400,13 +400,13 @@ def test_prediction_files_are_scored(tmp_path, name):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("0\tentailment\n", "predictions.tsv:1 is not the header index, prediction"),
+        ("0\tentailment\n", "predictions.tsv has no row of index 0"),
         ("index\tprediction\n0\tentailment\n", "predictions.tsv has no row of index 1, which"),
         ("index\tprediction\n0\t0\n1\t1\n2\t1\n", "dev.tsv has no row of index 2, which"),
         ("index\tprediction\n0\t0\n0\t1\n", "predictions.tsv:3: index 0 has a prediction already"),
         ("index\tprediction\n0\t0\n1\tno\n", "predictions.tsv:3: label 'no' is not one of 'entailment'"),
-        ("index\tprediction\n0\t0\n1\t\n", "predictions.tsv:3 has no prediction"),
-        ("", "predictions.tsv:1 is not the header"),
+        ("index\tprediction\n0\t0\n1\t\n", "predictions.tsv:3: there is no prediction"),
+        ("", "predictions.tsv has no row of index 0"),
     ],
 )
 def test_what_is_wrong_with_predictions_is_said(tmp_path, content, problem):
