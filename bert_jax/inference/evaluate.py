@@ -20,7 +20,6 @@ from bert_jax.batch import Batch
 from bert_jax.batches.load import eval_batches
 from bert_jax.batches.stream import open_in_order
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.data.blocks import RowSource
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
@@ -67,7 +66,9 @@ def evaluate_pretrained(
     Raises: InputError if the data cannot be used with this model.
     """
     check_predicts_words(bert)
+    mesh = mesh or make_mesh(MeshConfig())
     with contextlib.closing(open_in_order(data, bert.tokenizer.fingerprint, cache_gb)) as dataset:
+        check_fits(bert, dataset)
         return _evaluate(bert, dataset, split, mesh)
 
 
@@ -75,15 +76,19 @@ def _evaluate(
     bert: Pretrained,
     dataset: Dataset,
     split: str,
-    mesh: Mesh | None,
+    mesh: Mesh,
 ) -> dict:
-    rows = _rows_of(dataset, split)
-    check_fits(bert, dataset)
-    mesh = mesh or make_mesh(MeshConfig())
+    rows = {"heldout": dataset.heldout, "train": dataset.train}[split]
+    if not rows.num_rows:
+        raise InputError(
+            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take the other"
+        )
     params = jax.device_put(jax.device_get(bert.params), tree_shardings(mesh, bert.params))
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     next_sentence = label != "none" and predicts_next_sentence(bert) and not bert.config.causal
-    size = _batch_size(dataset.row_length, rows.num_rows, mesh)
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]  # that rows are divided over
+    most = max(1, _TOKENS_AT_ONCE // dataset.row_length)
+    size = devices * min(most, -(-rows.num_rows // devices))
 
     def means(objective: Objective) -> dict[str, float]:
         results = evaluate(
@@ -173,15 +178,6 @@ def predicts_next_sentence(bert: Pretrained) -> bool:
     return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(head["bias"]))
 
 
-def _rows_of(dataset: Dataset, split: str) -> RowSource:
-    splits = {"heldout": dataset.heldout, "train": dataset.train}
-    if not splits[split].num_rows:
-        raise InputError(
-            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take the other"
-        )
-    return splits[split]
-
-
 def check_fits(bert: Pretrained, dataset: Dataset) -> None:
     """Raises: InputError if the rows do not fit the model, or are masked already."""
     if dataset.row_length > bert.config.max_positions:
@@ -195,13 +191,6 @@ def check_fits(bert: Pretrained, dataset: Dataset) -> None:
         )
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     check_type_ids(bert.config, int(label != "none"), str(dataset.path))
-
-
-def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:
-    """Returns the rows of every batch: a multiple of the devices that rows are divided over."""
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    wanted = min(max(1, _TOKENS_AT_ONCE // row_length), -(-num_rows // devices))
-    return wanted * devices
 
 
 def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) -> Objective:

@@ -6,7 +6,7 @@ Source: paper, section 5.3; google-research/bert extract_features.py.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from bert_jax.model.objective import Params, encode, forward
 from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
-from bert_jax.tasks.base import largest_type
+from bert_jax.tasks.base import largest_type, single_row
 from bert_jax.text.fitting import fit_texts, tell_cut
 
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
@@ -168,7 +168,10 @@ def sentence_embeddings(
         compute = partial(_embedded, bert.config, settings)
         max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
         if prompt := prompts.get(kind or settings.embedding.default_prompt, ""):
-            texts = [_prompted(prompt, text) for text in texts]
+            texts = [
+                prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:])
+                for text in texts
+            ]  # type: ignore[assignment]
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), size), np.float32)
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)
@@ -176,10 +179,6 @@ def sentence_embeddings(
     for row, spot, vectors in _outputs(bert, rows, compute):
         embeddings[row.example] = vectors[spot.places.start]
     return embeddings
-
-
-def _prompted(prompt: str, text: Any) -> Any:
-    return prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:])
 
 
 def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
@@ -207,12 +206,7 @@ def _rows(
     """Returns the rows of some texts, and whether each was cut; `before` is the number of texts before them."""
     fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
     rows = [
-        Row(
-            example=number,
-            token_ids=text.token_ids,
-            type_ids=text.type_ids,
-            lengths=(len(text.token_ids),),
-        )
+        single_row(number, text.token_ids, type_ids=text.type_ids)
         for number, text in enumerate(fitted)
     ]
     check_type_ids(bert.config, largest_type(rows), "the input")

@@ -224,22 +224,16 @@ def _example(config: TaskConfig, record: Record, number: int) -> ChoiceExample:
         raise InputError(f"{record.where} has {len(endings)} choices; there must be two or more")
     start = record.get(columns.start) or ""
     choices = tuple(f"{start} {ending}".strip() for ending in endings)
-    label = _label(right, len(choices), record.where)
+    # 1.0 is 1, as pandas writes it
+    label = as_number("" if right is None else str(right).strip())
+    if label not in ("", -1) and (isinstance(label, str) or label not in range(len(choices))):
+        raise InputError(
+            f"{record.where}: label {right!r:.60} is not the number of a choice, 0 to {len(choices) - 1}"
+        )
     return ChoiceExample(
         context=context,
         choices=choices,
-        label=label,
+        label=None if label in ("", -1) else int(label),
         id=id_of(record.get(find_column(_IDS, record)), number),
         where=record.where,
     )
-
-
-def _label(value: object, num_choices: int, where: str) -> int | None:
-    number = as_number("" if value is None else str(value).strip())  # 1.0 too, as pandas writes it
-    if number in ("", -1):
-        return None
-    if isinstance(number, str) or number not in range(num_choices):
-        raise InputError(
-            f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}"
-        )
-    return int(number)

@@ -99,8 +99,11 @@ def read_texts(
     each_label = () if config.label_column else labels_of(config)
     each_label = each_label if {*each_label} <= {*table.columns} else ()
     if not label and not each_label and split != "test":
-        wanted = " or ".join(usual[:3])
-        raise no_column(path, f"{wanted!r} of labels{_about_hot(table)}", table.columns)
+        values = {name: {_hot(each.get(name)) for each in table.records} for name in table.columns}
+        hot = ",".join(name for name in values if None not in values[name])
+        advice = f" (or task.labels, to those with a 0 or 1 a label: {hot[:200]})"
+        wanted = f"{' or '.join(usual[:3])!r} of labels{advice if ',' in hot else ''}"
+        raise no_column(path, wanted, table.columns)
     if label in texts:
         raise InputError(
             f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column"
@@ -165,36 +168,23 @@ def _shares_of(names: Sequence[str], record: Record) -> dict[str, float] | None:
     Raises: InputError if one is missing, or not a number.
     """
     shares: dict[str, float] = {}
-    missing = ""
     for name in names:
         share = _hot(record.get(name))
-        share = label_number(record.get(name), record.where) if share is None else share
-        if share is None or share == -1:
-            missing = missing or name
-        else:
+        if share is None:
+            share = label_number(record.get(name), record.where)
+        if share is not None and share != -1:
             shares[name] = share
-    if shares and missing:
-        raise InputError(
-            f"{record.where} has nothing in column {missing!r} of task.labels; write 0 or 1"
-        )
+    for name in names if shares else ():
+        if name not in shares:
+            raise InputError(
+                f"{record.where} has nothing in column {name!r} of task.labels; write 0 or 1"
+            )
     return shares or None
 
 
 def _hot(value: object) -> float | None:
     """Returns a value that is 0 or 1 in any spelling as a number; None for others."""
     return _HOT.get(str(value).strip().lower())
-
-
-def _about_hot(table: Table) -> str:
-    """Returns the advice for a table with a column of 0 and 1 for each label."""
-    hot = [
-        name
-        for name in table.columns
-        if all(_hot(record.get(name)) is not None for record in table.records)
-    ]
-    if len(hot) < 2:
-        return ""
-    return f" (or task.labels, to those with a 0 or 1 a label: {','.join(hot)[:200]})"
 
 
 def parse_texts(

@@ -93,10 +93,10 @@ def label_number(value: object, where: str) -> float | None:
     """Returns a label as a number; None if it is missing. Raises: InputError if it is not finite in float32."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    is_number = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     number = math.nan
-    with contextlib.suppress(ValueError, OverflowError):
-        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)  # type: ignore[arg-type]
     if not abs(number) <= _MOST:
         raise InputError(
             f"{where}: label {value!r:.60} is not a finite number; for names use the task classification"

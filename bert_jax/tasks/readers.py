@@ -115,7 +115,12 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     if not place:
         return ""
     if not is_one_place(place):
-        return (_find_tfds_split if is_tfds(place) else _find_file)(place, split, names)
+        if not is_tfds(place):
+            return _find_file(place, split, names)
+        builder, _, _ = tfds_text.open_builder(place)
+        prepared = builder.info.full_name.rpartition("/")[0]
+        stems = [stem for stem in names[split] if stem in builder.info.splits][:1]
+        return "".join(f"tfds:{prepared}:{builder.version}:{stem}" for stem in stems)
     if place == source:
         splits = (name for name, stems in names.items() if named([source], stems))
     else:
@@ -138,13 +143,6 @@ def is_one_place(path: str) -> bool:
             f"data {path!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST"
         )
     return not os.path.isdir(path)
-
-
-def _find_tfds_split(source: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
-    builder, _, _ = tfds_text.open_builder(source)
-    name = builder.info.full_name.rpartition("/")[0]
-    stem = next((stem for stem in names[split] if stem in builder.info.splits), "")
-    return stem and f"tfds:{name}:{builder.version}:{stem}"
 
 
 def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
@@ -355,7 +353,11 @@ def _csv_rows(path: str) -> Iterator[tuple[str, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     text = read_text(path)
     header = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_separator(header))
+    outside = re.sub(r'"[^"]*"', "", header)
+    separator = ","  # or if the header has none, its most frequent separator
+    if "," not in outside and not header.startswith("sep="):
+        separator = max(",;\t|", key=outside.count)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     number = 1
     try:
         for row in rows:
@@ -367,13 +369,6 @@ def _csv_rows(path: str) -> Iterator[tuple[str, list[str]]]:
             check_header(text.splitlines()[:1], path, is_csv=True)
         fix = 'put a value with a quote or comma in quotes, and double its own ("")'
         raise InputError(f"{path}:{number} is not a row of CSV ({error}); {fix}") from None
-
-
-def _separator(header: str) -> str:
-    """Returns the separator of a CSV: the comma, or if the header has none, its most frequent separator."""
-    outside = re.sub(r'"[^"]*"', "", header)
-    is_plain = "," in outside or header.startswith("sep=") or not re.search(r"[;\t|]", outside)
-    return "," if is_plain else max(";\t|", key=outside.count)
 
 
 def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:

@@ -100,32 +100,29 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
 
     def make_rows(self, examples, tokenizer, training):
         """Returns a row with a label for each example in training, or else a row for each distinct text."""
-        uses: dict[_Text, list[tuple[int, int]]] = {}  # example and place of each text
+        uses: dict[tuple[bool, str], list[tuple[int, int]]] = {}  # example and place of each text
         for number, example in enumerate(examples):
             for index, text in enumerate(example.texts):
-                uses.setdefault(_Text(example.is_query(index), text), []).append((number, index))
+                uses.setdefault((example.is_query(index), text), []).append((number, index))
         fitted, cut = fit_prompted(self.config, list(uses), tokenizer)
         counts = {**getattr(examples, "counts", {}), CUT: cut}
         if not training:
-            rows = [
-                single_row(places[0][0], fitted[text][0], detail=places)
-                for text, places in uses.items()
-            ]
+            rows = [single_row(at[0][0], fitted[key][0], detail=at) for key, at in uses.items()]
             return Rows(rows, without_zeros(counts))
         rows = []
         numbers: dict[bytes, int] = {}
-        counts.setdefault(SAME, 0)
+        same = 0
         for number, example in enumerate(examples):
-            parts = [
-                fitted[_Text(example.is_query(index), text)]
-                for index, text in enumerate(example.texts)
-            ]
-            texts = [numbers.setdefault(known, len(numbers)) for _, known in parts]
-            counts[SAME] += texts[1] in texts[2:]
-            row = single_row(
-                number, np.concatenate([ids for ids, _ in parts]), (example.score or 0.0, *texts)
-            )
-            rows.append(row._replace(lengths=tuple(len(ids) for ids, _ in parts)))
+            label, lengths, parts = [example.score or 0.0], [], []
+            for index, text in enumerate(example.texts):
+                token_ids, known = fitted[example.is_query(index), text]
+                label.append(numbers.setdefault(known, len(numbers)))
+                lengths.append(len(token_ids))
+                parts.append(token_ids)
+            same += label[2] in label[3:]
+            row = single_row(number, np.concatenate(parts), tuple(label))
+            rows.append(row._replace(lengths=tuple(lengths)))
+        counts[SAME] = counts.get(SAME, 0) + same
         return Rows(rows, without_zeros(counts))
 
     def decode(self, examples, rows, outputs):
@@ -189,13 +186,6 @@ def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig
 
 def _setting(task: TaskConfig, name: str) -> Any:
     return getattr(task if name == "max_seq_length" else task.embedding, name)
-
-
-class _Text(NamedTuple):
-    """A text as a prompt makes it."""
-
-    is_query: bool
-    text: str
 
 
 def fit_prompted(

@@ -143,10 +143,9 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     """
     glue = TASKS[name]
     table = _table(name, place, labelled, json_keys)
-    if not json_keys:  # Adversarial GLUE may lack a part
-        table = table.filled()
-    elif not table.records:
-        return readers.Examples()
+    if not table.records and readers.plain_name(place).endswith(".json"):
+        return readers.Examples()  # Adversarial GLUE may lack a part
+    table = table.filled()
     texts = text_columns(glue.texts, len(glue.texts[0]) == 2, table.columns, place)
     label = find_column(glue.label, table.columns)
     if labelled and not label:

@@ -198,10 +198,8 @@ def _f1(predicted: list[str], answer: list[str], no_answers: bool) -> float:
     if not predicted or not answer:
         return float(no_answers and predicted == answer)
     common = (collections.Counter(predicted) & collections.Counter(answer)).total()
-    if not common:
-        return 0.0
     precision, recall = common / len(predicted), common / len(answer)
-    return 2 * precision * recall / (precision + recall)
+    return 2 * precision * recall / (precision + recall) if common else 0.0
 
 
 def _percent(values: np.ndarray) -> float:
