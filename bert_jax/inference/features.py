@@ -6,7 +6,7 @@ Source: paper, section 5.3; google-research/bert extract_features.py.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import largest_type, single_row
 from bert_jax.text.fitting import fit_texts, tell_cut
 
+Texts: TypeAlias = Sequence[str] | Sequence[tuple[str, str]]
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
 _TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about; a batch, if that is more
 
@@ -59,9 +60,7 @@ class TokenFeatures(NamedTuple):
 
 
 @in_no_mesh()
-def encode_texts(
-    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut"
-) -> Encodings:
+def encode_texts(bert: Pretrained, texts: Texts, long_texts: str = "cut") -> Encodings:
     """Returns the encodings of texts, or of pairs of texts, as long as the longest.
 
     A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an error.
@@ -92,7 +91,7 @@ def encode_texts(
 @in_no_mesh()
 def token_features(
     bert: Pretrained,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Texts,
     layers: Sequence[int] = (-1, -2, -3, -4),
     max_seq_length: int = 0,
     long_texts: str = "cut",
@@ -135,7 +134,7 @@ def token_features(
 @on_all_cores()
 def sentence_embeddings(
     bert: Pretrained,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Texts,
     pooling: str = "",
     layer: int = -1,
     max_seq_length: int = 0,
@@ -198,7 +197,7 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
 
 def _rows(
     bert: Pretrained,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Texts,
     most: int,
     long_texts: str,
     before: int = 0,

@@ -86,14 +86,10 @@ class Predictor:
         Raises: InputError if the task cannot read an input; its message counts them from 1.
         """
         check_list(inputs)
-        if self.task is not None:
-            numbered = enumerate(inputs, 1)
-            return self.predict(
-                [self.parse(value, f"input {number}") for number, value in numbered]
-            )
-        if not len(inputs):
-            return []
-        return list(fill_masks(self.bert, inputs, long_texts=self.long_texts))
+        if self.task is None:
+            return list(fill_masks(self.bert, inputs, long_texts=self.long_texts))
+        numbered = enumerate(inputs, 1)
+        return self.predict([self.parse(value, f"input {number}") for number, value in numbered])
 
     def parse(self, value: object, where: str) -> Example:
         """Returns the task's example of an input. Raises: InputError if it is wrong, or too long and not to be cut."""
@@ -254,7 +250,7 @@ def fill_blanks(
     guesses: list[list[list[Filled]]] = [[] for _ in texts]
     blank = [index for index, text in enumerate(texts) if text.places]
     lengths = np.array([len(texts[index].token_ids) for index in blank], np.int64)
-    pad_id, vocab = bert.tokenizer.pad_id, bert.tokenizer.vocab
+    vocab = bert.tokenizer.vocab
 
     def compute(layout: Layout) -> jax.Array:
         chosen = [texts[blank[number]] for (number,) in layout.bins]
@@ -263,8 +259,8 @@ def fill_blanks(
         positions = np.zeros((layout.num_rows, min(layout.length, most)), np.int32)
         for row, text in enumerate(chosen):
             positions[row, : len(text.places)] = text.places
-        rows = [text.token_ids for text in chosen] + [[]] * (layout.num_rows - len(chosen))
-        batch = pad_rows(rows, layout.length, pad_id=pad_id)._replace(mlm_positions=positions)
+        batch = padded_batch(bert, layout, [text.token_ids for text in chosen])
+        batch = batch._replace(mlm_positions=positions)
         return _mask_probabilities(bert.config, bert.prepared, batch)
 
     sizes = Sizes(lengths, np.ones_like(lengths))
@@ -278,6 +274,12 @@ def fill_blanks(
                     [Filled(str(vocab[token]), float(shares[token])) for token in best]
                 )
     return guesses
+
+
+def padded_batch(bert: Pretrained, layout: Layout, rows: Sequence[Sequence[int]]) -> Batch:
+    """Returns the batch of a layout with these rows, the others empty."""
+    empty = [[]] * (layout.num_rows - len(rows))
+    return pad_rows([*rows, *empty], layout.length, pad_id=bert.tokenizer.pad_id)
 
 
 def check_fills_masks(bert: Pretrained) -> None:

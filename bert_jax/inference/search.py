@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.work import beat
-from bert_jax.errors import InputError
 from bert_jax.inference.features import sentence_embeddings
 from bert_jax.tasks.embeddings.search import BLOCK, nearest
 
@@ -39,7 +38,7 @@ def search(
     The corpus is read once, and a few thousand of its vectors are in memory at a time. See `sentence_embeddings` for
     the vectors of texts, `max_seq_length` and `long_texts`.
 
-    Raises: InputError as `sentence_embeddings`, or if there is no query or no passage.
+    Raises: InputError as `sentence_embeddings`.
     """
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
     query_vectors = sentence_embeddings(bert, queries, kind="query", **options)
@@ -54,6 +53,4 @@ def search(
             hits.sort(key=lambda hit: -hit.cosine)  # stable: of equals those before stay first
             del hits[k:]
         beat()
-    if not all(best):
-        raise InputError("the corpus is empty; give one passage or more")
     return best

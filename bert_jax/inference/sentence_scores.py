@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.batch import Batch, pad_rows
+from bert_jax.batch import Batch
 from bert_jax.batches.infer import computed, inference_layouts
 from bert_jax.batches.pack import Layout, Sizes
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.inference.features import check_list
-from bert_jax.inference.predict import check_predicts_words
+from bert_jax.inference.predict import check_predicts_words, padded_batch
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
 from bert_jax.settings.model import ModelConfig
@@ -150,13 +150,11 @@ def _score(
     # the first is 1
     positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1
     cls, sep = bert.tokenizer.cls_id, bert.tokenizer.sep_id
-    texts = [np.array([cls, *ids, sep], np.int32) for ids in sentences]
+    texts = [[cls, *ids, sep] for ids in sentences]
 
     def compute(layout: Layout) -> jax.Array:
         numbers = [number for (number,) in layout.bins]
-        rows: list[Sequence[int] | np.ndarray] = [texts[member] for member in members[numbers]]
-        rows += [[]] * (layout.num_rows - len(rows))
-        batch = pad_rows(rows, layout.length, pad_id=bert.tokenizer.pad_id)
+        batch = padded_batch(bert, layout, [texts[member] for member in members[numbers]])
         asked = np.ones((layout.num_rows, 1), np.int32)
         asked[: len(numbers), 0] = positions[numbers]
         if method == LOG_LIKELIHOOD:  # each token is predicted from those before it

@@ -15,6 +15,7 @@ from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
+from bert_jax.tasks.scores import Metrics
 from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # scores need no JAX
@@ -138,7 +139,7 @@ class Task(abc.ABC, Generic[Its, Said]):
         """
 
     @abc.abstractmethod
-    def score(self, examples: Sequence[Its], predictions: Sequence[Said]) -> dict[str, float]:
+    def score(self, examples: Sequence[Its], predictions: Sequence[Said]) -> Metrics:
         """Returns the metrics of predictions for examples with labels."""
 
     def show(self, prediction: Said) -> dict[str, Any]:

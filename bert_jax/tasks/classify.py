@@ -22,9 +22,8 @@ from bert_jax.tasks.labels import (
     classes_of,
     find_labels,
     label_number,
-    number_of,
 )
-from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
+from bert_jax.tasks.scores import RANKING_METRICS, Metrics, ranking_scores
 
 # Usual column names in lower case; the first one present is used.
 CLASS_COLUMNS = (
@@ -120,7 +119,10 @@ class NumbersTask(Task[ClassifyExample, texts.Scored]):
     activation: str = ""  # which outputs pass through
 
     def make_rows(self, examples, tokenizer, training):
-        return texts.make_rows(self.config, number_of, examples, tokenizer, training)
+        def target(example: ClassifyExample) -> float | None:
+            return None if example.label is None else float(example.label)
+
+        return texts.make_rows(self.config, target, examples, tokenizer, training)
 
     def decode(self, examples, rows, outputs):
         activate = _ACTIVATIONS[self.activation]
@@ -184,7 +186,7 @@ class RegressionTask(NumbersTask, TextTask):
         metrics = super().score(examples, predictions)
         if self.metric not in RANKING_METRICS:
             return metrics
-        grades = [number_of(example) or 0.0 for example in examples]
+        grades = [float(example.label or 0) for example in examples]
         return metrics | _ranking(
             examples, grades, [prediction.value for prediction in predictions]
         )
@@ -195,7 +197,7 @@ class RegressionTask(NumbersTask, TextTask):
 
 def _ranking(
     examples: Sequence[ClassifyExample], grades: Sequence[float], values: Sequence[float]
-) -> dict[str, float]:
+) -> Metrics:
     """Returns ranking metrics: the second texts of each first text are ranked by value.
 
     Of equal values, the less relevant come first.

@@ -20,6 +20,7 @@ from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Task
+from bert_jax.tasks.scores import Metrics
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -120,7 +121,7 @@ def predict_split(
     batch_size: int,
     mesh: Mesh,
     finished: Callable[[], object] = lambda: None,
-) -> tuple[list[Prediction], dict[str, float]]:
+) -> tuple[list[Prediction], Metrics]:
     """Returns a prediction for every example of a split, and the loss if the labels are known.
 
     `ready` is the result of `infer.ready` for the parameters, `batch_size` is `most_rows` of `inference_layouts`.
@@ -138,7 +139,7 @@ def _compute_split(
     batch_size: int,
     mesh: Mesh,
     finished: Callable[[], object],
-) -> tuple[list[np.ndarray], dict[str, float]]:
+) -> tuple[list[np.ndarray], Metrics]:
     """Returns the outputs for each row of a split, and the loss if the labels are known."""
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
@@ -175,7 +176,7 @@ def evaluate(
     params: Params,
     keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
     finished: Callable[[], object] = lambda: None,
-) -> tuple[dict[str, float], Task]:
+) -> tuple[Metrics, Task]:
     """Returns the task's metrics on every split, and the task; from the second split on, names end with the split's.
 
     If the task tunes settings, such as thresholds, they are tuned on the first split, for all: the metrics of every
@@ -183,7 +184,7 @@ def evaluate(
 
     `keep` is called with each split and its predictions, and `finished` after each batch.
     """
-    metrics: dict[str, float] = {}
+    metrics: Metrics = {}
     ready = infer.ready(params)
     for split in splits:
         outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
@@ -208,7 +209,7 @@ def _decode(
     return task, predictions
 
 
-def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
+def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> Metrics:
     """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
@@ -216,7 +217,7 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[s
     """
     labels = [row.label for row in train.rows if row.label is not None]
     constant = task.head.constant(labels, task.num_outputs)
-    metrics: dict[str, float] = {}
+    metrics: Metrics = {}
     for split in splits:
         outputs = []
         for row in split.rows:
@@ -227,7 +228,7 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[s
     return metrics
 
 
-def _named(scores: dict[str, float], split: Split, splits: Sequence[Split]) -> dict[str, float]:
+def _named(scores: Metrics, split: Split, splits: Sequence[Split]) -> Metrics:
     """Returns the metrics of a split; from the second split on, names end with the split's name."""
     suffix = "" if split is splits[0] else split.name.removeprefix(splits[0].name.partition("_")[0])
     return {name + suffix: float(value) for name, value in scores.items()}

@@ -170,26 +170,26 @@ class Classes:
         """
         if isinstance(example.label, Mapping):
             return int(self.shares(0.0, example).argmax())
-        return None if example.label is None else self._number(example)
+        return None if example.label is None else self._number(example.label, example.where)
 
     def shares(self, smoothing: float, example: ClassifyExample) -> np.ndarray:
         """Returns the probability of each class, [K] float32, with a share of `smoothing` spread equally over all."""
-        label = example.label if isinstance(example.label, Mapping) else {str(example.label): 1.0}
+        label = example.label if isinstance(example.label, Mapping) else {example.label: 1.0}
         shares, total = np.zeros(self.count, np.float64), sum(label.values())
         for name, share in label.items():
-            shares[self._number(example._replace(label=name))] += share
+            shares[self._number(name, example.where)] += share
         if not abs(total - 1) < 1e-3:
             raise InputError(
                 f"{example.where}: the probabilities of its label add up to {total:.4g}; make it 1"
             )
         return (shares / total * (1 - smoothing) + smoothing / self.count).astype(np.float32)
 
-    def _number(self, example: ClassifyExample) -> int:
-        if (number := self.find(str(example.label))) is None:
-            known = sorted(self.numbers, key=_is_integer)  # names before numbers
-            names = ", ".join(map(repr, known[:20]))
+    def _number(self, label: object, where: str) -> int:
+        number = self.find(str(label))
+        if number is None:
+            names = sorted(self.numbers, key=_is_integer)[:20]  # before numbers
             raise InputError(
-                f"{example.where}: label {example.label!r:.60} is not one of {names}; or set task.labels"
+                f"{where}: label {label!r:.60} is not one of {', '.join(map(repr, names))}; or set task.labels"
             )
         return number
 
@@ -211,8 +211,3 @@ def classes_of(labels: Sequence[str]) -> Classes:
     if {*counted} == {*labels}:
         numbers |= {str(index): numbers[label] for index, label in enumerate(counted)}
     return Classes(numbers)
-
-
-def number_of(example: ClassifyExample) -> float | None:
-    """Returns the target of a regression; None if it is not known."""
-    return None if example.label is None else float(example.label)

@@ -59,7 +59,10 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
         model = dataclasses.replace(model, hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
         note = "texts alone differ from themselves by dropout only, and model has none: both its rates are 0.1"
         start = dataclasses.replace(start, notes=(*start.notes, note))
-    check_layers(config, model)
+    if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
+        raise InputError(
+            f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all"
+        )
     return TaskInputs(
         config=config.resolved(),
         task=task,
@@ -147,14 +150,6 @@ def prepare(
     for split in (train, *others["eval"], *others["test"]):
         check_type_ids(start.config, largest_type(split.rows), f"{split.name} of {source}")
     return task, start, Data(train, others["eval"], others["test"])
-
-
-def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:
-    """Raises: InputError if the model has too few layers for the probe."""
-    if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
-        raise InputError(
-            f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all"
-        )
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:

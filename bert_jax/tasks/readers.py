@@ -18,7 +18,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bert_jax.data.sources import tfds_text
 from bert_jax.data.sources.formats import check_encoding, check_line_ends
@@ -28,6 +28,8 @@ from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.tasks.records import Record, to_record
 
+Splits: TypeAlias = Mapping[str, Sequence[str]]  # to names of files, best first
+Lines: TypeAlias = Iterator[tuple[str, list[str]]]  # where each row stands, and its columns
 # The names of splits in files and in TFDS. A source with commas lists them in this order.
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -97,7 +99,7 @@ def part_of(source: str, split: str, names: Iterable[str] = SPLITS) -> str:
     return dict(zip(groups, parts)).get(split.partition("_")[0], "")
 
 
-def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] = SPLITS) -> str:
+def find_split_file(source: str, split: str, names: Splits = SPLITS) -> str:
     """Returns the file, or tfds:NAME:SPLIT, of a split of a source; "" if it is missing.
 
     In a directory it is the only file whose name, before its suffix, is one of the split's names or ends with one. A
@@ -145,7 +147,7 @@ def is_one_place(path: str) -> bool:
     return not os.path.isdir(path)
 
 
-def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
+def _find_file(directory: str, split: str, names: Splits) -> str:
     found = named(_files_of_splits(directory, names), names[split])
     if len(found) <= 1:
         return "".join(found)
@@ -158,7 +160,7 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
     )
 
 
-def _files_of_splits(directory: str, names: Mapping[str, Sequence[str]]) -> list[str]:
+def _files_of_splits(directory: str, names: Splits) -> list[str]:
     """Returns the files of a directory that has some for the splits: this one, its data/ or only other one."""
     stems = [stem for stems in names.values() for stem in stems]
     paths = files_in(directory)
@@ -344,11 +346,11 @@ def read_text(place: str) -> str:
 # Rows
 
 
-def _tsv_rows(path: str) -> Iterator[tuple[str, list[str]]]:
+def _tsv_rows(path: str) -> Lines:
     return ((where, line.split("\t")) for where, line in numbered_lines(path))
 
 
-def _csv_rows(path: str) -> Iterator[tuple[str, list[str]]]:
+def _csv_rows(path: str) -> Lines:
     # for the whole process: csv has no other limit
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     text = read_text(path)
@@ -386,7 +388,7 @@ def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
 
 def _rows_table(
     path: str,
-    rows: Iterator[tuple[str, list[str]]],
+    rows: Lines,
     columns: Sequence[str],
     lenient: bool,
     more: bool = False,

@@ -18,6 +18,7 @@ from bert_jax.storage.places import Place
 from bert_jax.storage.resolve import FINETUNED
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import Data
+from bert_jax.tasks.scores import Metrics
 from bert_jax.training.describe import schedule_warnings
 from bert_jax.training.report import read_metrics
 
@@ -25,9 +26,9 @@ from bert_jax.training.report import read_metrics
 class FinetuneResult(NamedTuple):
     """The result of a run."""
 
-    metrics: dict[str, float]  # of the best checkpoint on the evaluation data
+    metrics: Metrics  # of the best checkpoint on the evaluation data
     metric: str  # the metric that chose it
-    constant: dict[str, float]  # metrics of a constant prediction
+    constant: Metrics  # metrics of a constant prediction
     step: int  # of the best checkpoint, or the step at which the run stopped
     signal: int  # the signal that ended it early, or 0
     seconds: float  # of this call

@@ -8,8 +8,11 @@ constant predictions has learnt nothing, and 0.0 can be compared when the best c
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+
+Metrics: TypeAlias = dict[str, float]
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
@@ -71,7 +74,7 @@ RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "
 
 def ranking_scores(
     rankings: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]
-) -> dict[str, float]:
+) -> Metrics:
     """Returns `RANKING_METRICS`, means over the queries for which something is relevant.
 
     Args:

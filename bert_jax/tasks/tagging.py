@@ -19,7 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks.readers import read_lines
-from bert_jax.tasks.scores import accuracy, macro_f1, precision_recall_f1
+from bert_jax.tasks.scores import Metrics, accuracy, macro_f1, precision_recall_f1
 from bert_jax.text.normalize import is_chinese, unicode_tables
 
 OUTSIDE = "O"
@@ -126,7 +126,7 @@ def check_alike(first: Mapping[str, tuple[str, str]]) -> None:
             )
 
 
-def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
+def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> Metrics:
     """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the accuracy of words.
 
     An entity is correct if its words and its type are; a word, if its tag is exactly the same. 0 / 0 counts as 0.0.
@@ -251,24 +251,16 @@ def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> No
             stream.write("\n")
 
 
-def score_files(data: str, predictions: str) -> dict[str, float]:
+def score_files(data: str, predictions: str) -> Metrics:
     """Returns the entity F1 of a file of predictions against a file of true tags; tags are in the last column.
 
     Raises: InputError, with file and line, if their words are not the same, or there are none.
     """
     truth, predicted = read_conll(data), read_conll(predictions)
-    if not truth:
-        raise InputError(f"{data} holds no sentence; give a file that has some")
-    for gold, pred in zip(truth, predicted):
-        if gold.words != pred.words or gold.tags is None or pred.tags is None:
+    for gold, pred in itertools.zip_longest(truth, predicted):
+        if not gold or not pred or gold.words != pred.words or not gold.tags or not pred.tags:
+            places = [each.where for each in (gold, pred) if each]
             raise InputError(
-                f"{pred.where}: the sentence is not that of {gold.where}, or a word has no tag"
+                f"{' and '.join(places)}: {data} and {predictions} need the same words here, each with a tag"
             )
-    for longer, shorter, other in ((truth, predicted, predictions), (predicted, truth, data)):
-        for sentence in longer[len(shorter) :]:
-            raise InputError(
-                f"{sentence.where}: this sentence is missing in {other}; both files need the same words"
-            )
-    return score_tags(
-        [sentence.tags or [] for sentence in truth], [sentence.tags or [] for sentence in predicted]
-    )
+    return score_tags([each.tags or [] for each in truth], [each.tags or [] for each in predicted])

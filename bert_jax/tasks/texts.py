@@ -17,6 +17,7 @@ from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Rows, single_row, without_zeros
 from bert_jax.tasks.labels import Classes, ClassifyExample, check_labelled
+from bert_jax.tasks.scores import Metrics
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -33,14 +34,14 @@ class Classified(NamedTuple):
     """A predicted class, and the probability of each class."""
 
     label: str
-    probabilities: dict[str, float]
+    probabilities: Metrics
 
 
 class Labelled(NamedTuple):
     """The predicted labels of a text, and the probability of each label."""
 
     labels: tuple[str, ...]
-    probabilities: dict[str, float]
+    probabilities: Metrics
 
 
 class Scored(NamedTuple):
@@ -112,7 +113,7 @@ def score_classes(
     classes: Classes,
     examples: Sequence[ClassifyExample],
     predictions: Sequence[Classified],
-) -> dict[str, float]:
+) -> Metrics:
     """Returns the metrics. Raises: InputError if an example has no label."""
     check_labelled(examples)
     truth = [classes.of(example) or 0 for example in examples]
@@ -120,9 +121,7 @@ def score_classes(
     return {metric: CLASS_METRICS[metric](truth, predicted) for metric in metrics}
 
 
-def score_numbers(
-    examples: Sequence[ClassifyExample], predictions: Sequence[Scored]
-) -> dict[str, float]:
+def score_numbers(examples: Sequence[ClassifyExample], predictions: Sequence[Scored]) -> Metrics:
     """Returns the correlations. Raises: InputError if an example has no label."""
     check_labelled(examples)
     truth = [float(example.label) for example in examples]

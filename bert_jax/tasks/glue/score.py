@@ -16,10 +16,11 @@ from bert_jax.tasks.glue.read import (
 from bert_jax.tasks.labels import ClassifyExample, label_name, label_number
 from bert_jax.tasks.readers import read_table
 from bert_jax.tasks.records import id_of
+from bert_jax.tasks.scores import Metrics
 from bert_jax.tasks.texts import Classified, Scored, score_classes, score_numbers
 
 
-def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
+def score_files(name: str, data: str, predictions: str) -> Metrics:
     """Returns GLUE's metrics of a file of predictions in the format of a submission.
 
     Args:
@@ -34,8 +35,6 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
         examples = read_split(name, data, (*splits["eval"], *splits["test"])[0])
     else:
         examples = read_place(name, data, ("mnli",) if data.endswith(".json") else (), True)
-    if not examples:
-        raise InputError(f"data {data!r} has no file of dev with labels; give that file")
     predicted = _read_predictions(name, predictions)
     ids = [example.id for example in examples]
     if set(predicted) != set(ids) and set(predicted) == set(range(len(ids))):

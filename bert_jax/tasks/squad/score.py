@@ -18,6 +18,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.tasks.readers import read_json_value
 from bert_jax.tasks.records import to_record
+from bert_jax.tasks.scores import Metrics
 from bert_jax.tasks.squad.read import SquadExample, read_squad_file
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -36,7 +37,7 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> dict[str, float]:
+def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> Metrics:
     """Returns exact match and F1 in percent, and the number of questions. Raises: InputError as `check_answered`."""
     check_answered(examples)
     exact, f1 = _raw_scores(examples, texts, no_answers=False)
@@ -56,7 +57,7 @@ def score_squad2(
     texts: Mapping[str, str],
     odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
-) -> dict[str, float]:
+) -> Metrics:
     """Returns exact match and F1 in percent, over all questions and over those with and without an answer.
 
     Args:
@@ -70,7 +71,7 @@ def score_squad2(
     answered = np.array([bool(example.answers) for example in examples], bool)
     all_odds = np.array([0.0 if odds is None else odds[example.id] for example in examples], float)
     kinds = {"": answered | True, "HasAns_": answered, "NoAns_": ~answered}
-    scores: dict[str, float] = {}
+    scores: Metrics = {}
     for kind, chosen in kinds.items():
         if kind and not chosen.any():
             continue
@@ -100,13 +101,26 @@ def find_threshold(
       answered: whether the question has an answer.
       silent: whether the answer is "" at any threshold.
     """
+    gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))
+    return _best_threshold(odds, ~answered, gains, np.ones(len(odds) + 1, bool), 0.0)
+
+
+def _best_threshold(
+    odds: np.ndarray,
+    silent_scores: np.ndarray,
+    gains: np.ndarray,
+    can_end: np.ndarray,
+    below_all: float,
+) -> Threshold:
+    """Returns the best score in percent, and its threshold; `below_all` is the one where no question is answered.
+
+    It starts there, and answers one question at a time, lowest odds first; each adds its gain.
+    """
     order = np.argsort(odds, kind="stable")
-    # Starting from no question answered, answer one at a time, lowest odds first.
-    gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))[order]
-    totals = np.cumsum(np.concatenate([[float(np.sum(~answered))], gains]))
-    best = int(np.argmax(totals))
-    value = float(odds[order[best - 1]]) if best else 0.0
-    return Threshold(100.0 * float(totals[best]) / len(scores) if len(scores) else 0.0, value)
+    totals = np.cumsum(np.concatenate([[float(np.sum(silent_scores))], gains[order]]))
+    best = int(np.argmax(np.where(can_end, totals, -np.inf)))
+    value = float(odds[order[best - 1]]) if best else below_all
+    return Threshold(100.0 * float(totals[best]) / len(odds) if len(odds) else 0.0, value)
 
 
 def find_usable_threshold(
@@ -127,13 +141,9 @@ def find_usable_threshold(
     f1 = _raw_scores(examples, texts, no_answers=True)[1]
     null_f1 = _raw_scores(examples, dict.fromkeys(texts, ""), no_answers=True)[1]
     all_odds = np.array([odds[example.id] for example in examples], float)
-    order = np.argsort(all_odds, kind="stable")
-    ordered = all_odds[order]
-    totals = np.cumsum(np.concatenate([[float(np.sum(null_f1))], (f1 - null_f1)[order]]))
+    ordered = np.sort(all_odds)
     can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
-    best = int(np.argmax(np.where(can_end, totals, -np.inf)))
-    value = float(ordered[best - 1] if best else ordered[0] - 1.0)
-    return Threshold(100.0 * float(totals[best]) / len(examples), value)
+    return _best_threshold(all_odds, null_f1, f1 - null_f1, can_end, float(ordered[0]) - 1.0)
 
 
 def score_files(
@@ -142,7 +152,7 @@ def score_files(
     predictions: str,
     odds: str = "",
     threshold: float = 1.0,
-) -> tuple[dict[str, float], int]:
+) -> tuple[Metrics, int]:
     """Returns the official scores of files, and the number of questions without a prediction, which score 0.
 
     Args:
@@ -157,10 +167,6 @@ def score_files(
     ids = [example.id for example in examples]
     texts = to_record(read_json_value(predictions), predictions)
     missing = sum(id_ not in texts for id_ in ids)
-    if missing == len(ids):
-        raise InputError(
-            f"{predictions} has none of the {missing} questions of {data}; give predictions on that file"
-        )
     for id_ in {*ids} & texts.keys():
         texts.get_as(id_, str)
     if name == "squad1":
