@@ -222,7 +222,7 @@ def _example(config: TaskConfig, record: Record, number: int) -> ChoiceExample:
         endings = [record.get_as(name, str) for name in columns.choices]
     if len(endings) < 2:
         raise InputError(f"{record.where} has {len(endings)} choices; there must be two or more")
-    start = record.get(columns.start) or ""
+    start = (record.get(columns.start) if columns.start else "") or ""
     choices = tuple(f"{start} {ending}".strip() for ending in endings)
     # 1.0 is 1, as pandas writes it
     label = as_number("" if right is None else str(right).strip())
