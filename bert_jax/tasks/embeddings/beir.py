@@ -46,22 +46,28 @@ OWN_TEXT = "passages with the text of their query, left out of its results"
 _TWICE = "given twice, with the same text"
 
 
-class Query(NamedTuple):
-    """A query, and the passages that are relevant to it."""
+class TextsExample(NamedTuple):
+    """Texts that belong together, or a single query or passage."""
 
-    id: str
-    text: str
-    relevant: Mapping[str, float]  # id -> grade above 0; the corpus may lack the passage
-    own: Sequence[str]  # ids of the passages that are the query itself, and not relevant to it
-    where: str
+    texts: tuple[str, ...]  # an anchor or query, its positive, hard negatives
+    score: float | None = None  # of a graded pair
+    id: int | str = 0
+    where: str = ""
+    relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
+    is_passage: bool = False  # whether it is one of the passages to search
+    # of a query: ids of passages that are the query itself, and never among its results
+    own: Sequence[str] = ()
+
+    def is_query(self, place: int) -> bool:
+        """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
+        has_none = self.score is not None or self.texts[:1] == self.texts[1:]
+        return not self.is_passage and (place == 0 or has_none)
 
 
-class Beir(NamedTuple):
-    """The queries of a split, and all passages by their ids."""
+class TextsExamples(readers.Examples):
+    """Examples, and of training data the metric that fits the dev set."""
 
-    queries: list[Query]
-    passages: dict[str, str]
-    counts: dict[str, int]
+    metric = ""
 
 
 def beir_place(source: str, split: str) -> str:
@@ -71,17 +77,20 @@ def beir_place(source: str, split: str) -> str:
     return place if is_directory and _files_of(place, "corpus") else ""
 
 
-def read_beir(place: str, split: str) -> Beir | None:
-    """Returns the data of a split; None without judgements. Raises: InputError with file and line."""
+def read_beir(place: str, split: str) -> TextsExamples:
+    """Returns pairs to train on, or the queries of a split with their relevant passages, and all passages.
+
+    [] without judgements. Raises: InputError with file and line.
+    """
     qrels = _find_qrels(place, split)
     if not qrels:
-        return None
+        return TextsExamples()
     counts: Counter[str] = Counter()
     passages = _read_texts(place, "corpus", counts)
     queries = _read_texts(place, "queries", counts)
     by_text: dict[str, list[str]] = {}
     for name, text in passages.items():
-        for form in {text.text, text.whole}:
+        for form in {text.text.strip(), text.whole}:
             by_text.setdefault(form, []).append(name)
     relevant: dict[str, dict[str, float]] = {}
     for query, passage, grade in (each for path in qrels for each in _judgements(path)):
@@ -95,26 +104,30 @@ def read_beir(place: str, split: str) -> Beir | None:
             f"{qrels[0]} has no judgement above 0 of a query and a passage that are there: a query's id, a passage's, "
             "the score"
         )
-    found = []
+    examples: list[TextsExample] = []
     for name, grades in relevant.items():
-        text = queries[name].whole
-        own = [passage for passage in by_text.get(text, ()) if passage not in grades]
-        if split != "train":  # which has no results
+        query = TextsExample(
+            texts=(queries[name].whole,),
+            id=name,
+            where=qrels[0],
+        )
+        if split == "train":
+            found = [passages[passage].whole for passage in grades if passage in passages]
+            examples += [query._replace(texts=(*query.texts, text)) for text in found]
+        else:
+            own = [each for each in by_text.get(query.texts[0], ()) if each not in grades]
             counts[OWN_TEXT] += len(own)
-        found.append(
-            Query(
+            examples.append(query._replace(relevant=grades, own=own))
+    for name, text in passages.items() if split != "train" else ():
+        examples.append(
+            TextsExample(
+                texts=(text.whole,),
                 id=name,
-                text=text,
-                relevant=grades,
-                own=own,
                 where=qrels[0],
+                is_passage=True,
             )
         )
-    return Beir(
-        queries=found,
-        passages={name: text.whole for name, text in passages.items()},
-        counts=dict(counts),
-    )
+    return TextsExamples(examples, counts)
 
 
 def _files_of(place: str, name: str) -> list[str]:
@@ -171,7 +184,7 @@ def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, _Text]
         key = find_column(_ID, record) or "_id"
         id_ = str(record[key] if type(record.get(key)) is int else record.get_as(key, str)).strip()
         title = record.get("title")
-        text = record.get_as("text", str).strip()
+        text = record.get_as("text", str)
         new = _Text(title=title if isinstance(title, str) else "", text=text, where=record.where)
         if id_ in texts:
             if texts[id_][:2] != new[:2]:

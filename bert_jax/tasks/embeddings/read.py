@@ -16,7 +16,6 @@ Names are the usual ones, or the settings `text_column`, `second_text_column`, `
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -24,7 +23,13 @@ from bert_jax.tasks import readers
 from bert_jax.tasks.base import split_names
 from bert_jax.tasks.classify import CLASS_COLUMNS
 from bert_jax.tasks.columnar import classes_in
-from bert_jax.tasks.embeddings.beir import OWN_TEXT, beir_place, read_beir
+from bert_jax.tasks.embeddings.beir import (
+    OWN_TEXT,
+    TextsExample,
+    TextsExamples,
+    beir_place,
+    read_beir,
+)
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.records import (
     Record,
@@ -56,30 +61,6 @@ _NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}", re.IGNORECASE)
 _NLI = ("entailment", "neutral", "contradiction")
 _UNAGREED = ("-", None)  # hidden, or people did not agree
 NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
-
-
-class TextsExample(NamedTuple):
-    """Texts that belong together, or a single query or passage."""
-
-    texts: tuple[str, ...]  # an anchor or query, its positive, hard negatives
-    score: float | None = None  # of a graded pair
-    id: int | str = 0
-    where: str = ""
-    relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
-    is_passage: bool = False  # whether it is one of the passages to search
-    # of a query: ids of passages that are the query itself, and never among its results
-    own: Sequence[str] = ()
-
-    def is_query(self, place: int) -> bool:
-        """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
-        has_none = self.score is not None or self.texts[:1] == self.texts[1:]
-        return not self.is_passage and (place == 0 or has_none)
-
-
-class TextsExamples(readers.Examples):
-    """Examples, and of training data the metric that fits the dev set."""
-
-    metric = ""
 
 
 def is_graded(examples: Sequence[TextsExample]) -> bool:
@@ -121,7 +102,8 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if _is_squad(source):
         return _of_pairs(read_squad(source, split), source)
     if directory := beir_place(source, split):
-        return _of_beir(directory, split)
+        found = read_beir(directory, split)
+        return _without_empty(found, counts=found.counts) if split == "train" else found
     path = readers.find_split_file(source, split)
     if not path:
         return TextsExamples()
@@ -293,46 +275,3 @@ def _without_empty(
         same += positive in against
         kept.append(example._replace(texts=(anchor, positive, *negatives)))
     return TextsExamples(kept, {**(counts or {}), NO_TEXT: empty, SAME: same}, columns)
-
-
-# BEIR
-
-
-def _of_beir(place: str, split: str) -> TextsExamples:
-    """Returns pairs to train on, or the queries of a split with their relevant passages, and all passages."""
-    data = read_beir(place, split)
-    if data is None:
-        return TextsExamples()
-    if split == "train":
-        pairs = (
-            TextsExample(
-                texts=(query.text, data.passages[name]),
-                id=query.id,
-                where=query.where,
-            )
-            for query in data.queries
-            for name in query.relevant
-            if name in data.passages
-        )
-        return _without_empty(pairs, counts=data.counts)
-    examples = [
-        TextsExample(
-            texts=(query.text,),
-            id=query.id,
-            where=query.where,
-            relevant=query.relevant,
-            own=query.own,
-        )
-        for query in data.queries
-    ]
-    where = examples[0].where
-    for name, text in data.passages.items():
-        examples.append(
-            TextsExample(
-                texts=(text,),
-                id=name,
-                where=where,
-                is_passage=True,
-            )
-        )
-    return TextsExamples(examples, data.counts)
