@@ -110,7 +110,7 @@ class Predictor:
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
         check_type_ids(self.bert.config, largest_type(split.rows), "the input")
-        return predict_split(self.task, split, self._infer, self._ready, 0, self._mesh)[0]
+        return predict_split(self.task, split, self._infer, self._ready, 0, self._mesh)
 
     @property
     def _most(self) -> int:

@@ -69,16 +69,16 @@ class ChoiceTask(Task[ChoiceExample, Chosen]):
         if not path:
             return Examples()
         records = _table(path).filled().records
-        examples = [_example(self.config, record, at) for at, record in enumerate(records)]
+        found = [_example(self.config, record, number) for number, record in enumerate(records)]
+        examples = [example for example, _ in found]
         if split != "test":
             check_labelled(examples)
-        columns = _columns(self.config, records[0])
-        return Examples(examples, columns=(*columns.context, *columns.choices, columns.label))
+        return Examples(examples, columns=found[0][1])
 
     def parse(self, value, where):
         """Returns the example of an object as in JSON files, or of context and choices separated by tabs."""
         if isinstance(value, Mapping):
-            return _example(self.config, Record(value, where), 0)._replace(label=None, id=0)
+            return _example(self.config, Record(value, where))[0]._replace(label=None, id=0)
         parts = value.split("\t") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not all(isinstance(text, str) for text in parts):
             parts = ()
@@ -163,77 +163,51 @@ def _table(path: str) -> Table:
     return read_table(path)
 
 
-class _Columns(NamedTuple):
-    """The columns or keys of an example."""
+def _example(
+    config: TaskConfig, record: Record, number: int = 0
+) -> tuple[ChoiceExample, list[str]]:
+    """Returns the example of a record, and the columns that are read: those of the settings, or usual names.
 
-    context: list[str]  # and a question that is appended to it
-    choices: list[str]  # a list of them, or each
-    is_list: bool
-    start: str  # begins each choice; "" if nothing does
-    label: str
-
-
-def _columns(config: TaskConfig, record: Record) -> _Columns:
-    """Returns the columns of a record: those of the settings, or else the first usual names present."""
-    context = [config.text_column or find_column(_CONTEXTS, record) or "context"]
+    Raises: InputError, with its place, if it has no context or no choices.
+    """
+    texts = [config.text_column or find_column(_CONTEXTS, record) or "context"]
     question = find_column(["question"], record)
-    if question not in ("", *context) and not config.text_column and type(record[question]) is str:
-        context.append(question)
-    label = config.label_column or find_column(_LABELS, record) or "label"
-    if choices := config.second_text_column or find_column(_CHOICES, record):
-        return _Columns(
-            context=context,
-            choices=[choices],
-            is_list=True,
-            start="",
-            label=label,
-        )
-    # Numbers have no fixed width, and columns are not always in the order of their numbers.
-    endings = sorted(
-        filter(_ENDING.fullmatch, map(str, record)), key=lambda key: int(re.sub(r"\D", "", key))
-    )
-    return _Columns(
-        context=context,
-        choices=endings,
-        is_list=False,
-        start=find_column(["sent2"], record),
-        label=label,
-    )
-
-
-def _example(config: TaskConfig, record: Record, number: int) -> ChoiceExample:
-    """Returns the example of a record. Raises: InputError, with its place, if it has no context or no choices."""
-    columns = _columns(config, record)
-    context = " ".join(record.get_as(name, str) for name in columns.context)
-    right = record.get(columns.label)
-    if columns.is_list:
-        (name,) = columns.choices
+    if question not in ("", *texts) and not config.text_column and type(record[question]) is str:
+        texts.append(question)
+    context = " ".join(record.get_as(name, str) for name in texts)
+    label_column = config.label_column or find_column(_LABELS, record)
+    right, start = record.get(label_column) if label_column else None, ""
+    if name := config.second_text_column or find_column(_CHOICES, record):
+        choices, columns = record, [name]
         if isinstance(record.get(name), Mapping):  # on the hub choices have names, such as A, B, C
-            choices = Record(record[name], record.where)
+            choices, name = Record(record[name], record.where), "text"
             names = choices.get("label")
             right = names.index(right) if isinstance(names, list) and right in names else right
-            endings = choices.texts("text")
-        else:
-            endings = record.texts(name)
+        endings = choices.texts(name)
     else:
+        # Numbers have no fixed width, and columns are not always in the order of their numbers.
+        columns = [key for key in map(str, record) if _ENDING.fullmatch(key)]
+        columns.sort(key=lambda key: int(re.sub(r"\D", "", key)))
         # a table has as many columns as the longest row
-        while columns.choices and record[columns.choices[-1]] in ("", None):
-            columns.choices.pop()
-        endings = [record.get_as(name, str) for name in columns.choices]
+        while columns and record[columns[-1]] in ("", None):
+            columns.pop()
+        endings = [record.get_as(name, str) for name in columns]
+        if start_column := find_column(["sent2"], record):
+            start = record[start_column] or ""
     if len(endings) < 2:
         raise InputError(f"{record.where} has {len(endings)} choices; there must be two or more")
-    start = (record.get(columns.start) if columns.start else "") or ""
-    choices = tuple(f"{start} {ending}".strip() for ending in endings)
+    endings = tuple(f"{start} {ending}".strip() for ending in endings)
     # 1.0 is 1, as pandas writes it
     label = as_number("" if right is None else str(right).strip())
-    if label not in ("", -1) and (isinstance(label, str) or label not in range(len(choices))):
+    if label not in ("", -1) and (isinstance(label, str) or label not in range(len(endings))):
         raise InputError(
-            f"{record.where}: label {right!r:.60} is not the number of a choice, 0 to {len(choices) - 1}"
+            f"{record.where}: label {right!r:.60} is not the number of a choice, 0 to {len(endings) - 1}"
         )
-    return ChoiceExample(
+    example = ChoiceExample(
         context=context,
-        choices=choices,
+        choices=endings,
         label=None if label in ("", -1) else int(label),
         id=id_of(record.get(find_column(_IDS, record)), number),
         where=record.where,
     )
+    return example, [*texts, *columns, label_column]

@@ -121,14 +121,14 @@ def predict_split(
     batch_size: int,
     mesh: Mesh,
     finished: Callable[[], object] = lambda: None,
-) -> tuple[list[Prediction], Metrics]:
-    """Returns a prediction for every example of a split, and the loss if the labels are known.
+) -> list[Prediction]:
+    """Returns a prediction for every example of a split.
 
     `ready` is the result of `infer.ready` for the parameters, `batch_size` is `most_rows` of `inference_layouts`.
     `finished` is called after each batch.
     """
-    outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
-    return task.decode(split.examples, split.rows, outputs), loss
+    outputs, _ = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
+    return task.decode(split.examples, split.rows, outputs)
 
 
 def _compute_split(
