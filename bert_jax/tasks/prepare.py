@@ -110,6 +110,10 @@ def prepare(
     Raises: InputError if the data cannot be read or fits no task, or the model cannot be fine-tuned.
     """
     task = make_task(config.task, own=own)
+    if not task.splits.get("train"):
+        raise InputError(
+            f"task {config.task.name} has no training data, only a test; fine-tune mnli for ax"
+        )
     if task.head is TOKENS:  # its texts are lists of words
         start = dataclasses.replace(start, tokenizer=start.tokenizer.with_blanks())
     if config.task.max_seq_length > start.config.max_positions:
