@@ -467,7 +467,7 @@ def test_vectors_of_sentences(repository, start, tmp_path, pooling):
 @pytest.mark.parametrize(
     ("options", "text", "parts"),
     [
-        ({"layers": "-9"}, "ban\n", ["layer -9", "0 (embeddings) to 2"]),
+        ({"layers": "-9"}, "ban\n", ["layers (-9,)", "0 (embeddings) to 2"]),
         ({"layers": "last"}, "ban\n", ["'last'"]),
         ({"max_seq_length": 999, "layers": "-1"}, "ban\n", ["999"]),
         ({"pooling": "own"}, "ban\n", ["--pooling=own is of models that were trained to embed texts; use mean"]),
