@@ -304,7 +304,7 @@ def finish(
     metrics, task = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat)
     ready = infer.ready(params)
     for split in data.test:
-        keep(split, predict_split(task, split, infer, ready, size, mesh, beat)[0])
+        keep(split, predict_split(task, split, infer, ready, size, mesh, beat))
     leave_pretrained(finetuned_model(inputs, task, params), workdir / FINETUNED, "the model")
     return metrics
 

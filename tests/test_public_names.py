@@ -122,9 +122,9 @@ def test_sentence_embeddings_are_those_of_the_encoder(bert):
 
 
 def test_a_single_text_is_refused_and_not_read_letter_by_letter(bert):
-    with pytest.raises(InputError, match=r"texts is a single text; give a list of them, such as \[text\]"):
+    with pytest.raises(InputError, match=r"this is a single text; give a list of them, such as \[text\]"):
         bert_jax.sentence_embeddings(bert, "ban")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="give a list of texts"):
+    with pytest.raises(InputError, match="give a list of them"):
         bert_jax.fill_masks(bert, "the [MASK] .")  # pyright: ignore[reportArgumentType]
 
 

@@ -6,6 +6,7 @@ Runs may differ in masking: whole words, the share of [MASK], the number of pred
 """
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 from pathlib import Path
@@ -19,11 +20,11 @@ from bert_jax.batch import Batch
 from bert_jax.batches.load import eval_batches
 from bert_jax.batches.stream import open_in_order
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.data.blocks import RowSource
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
+from bert_jax.inference.predict import check_predicts_words
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.objective import Objective, Params, PretrainingObjective, forward
@@ -64,22 +65,30 @@ def evaluate_pretrained(
 
     Raises: InputError if the data cannot be used with this model.
     """
-    if "mlm" not in bert.params:
-        raise InputError(
-            f"this model has no head that predicts words, its task being {bert.task}; give another"
-        )
+    check_predicts_words(bert)
+    mesh = mesh or make_mesh(MeshConfig())
     with contextlib.closing(open_in_order(data, bert.tokenizer.fingerprint, cache_gb)) as dataset:
+        check_fits(bert, dataset)
         return _evaluate(bert, dataset, split, mesh)
 
 
-def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None) -> dict:
-    rows = _rows_of(dataset, split)
-    check_fits(bert, dataset)
-    mesh = mesh or make_mesh(MeshConfig())
+def _evaluate(
+    bert: Pretrained,
+    dataset: Dataset,
+    split: str,
+    mesh: Mesh,
+) -> dict:
+    rows = {"heldout": dataset.heldout, "train": dataset.train}[split]
+    if not rows.num_rows:
+        raise InputError(
+            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take the other"
+        )
     params = jax.device_put(jax.device_get(bert.params), tree_shardings(mesh, bert.params))
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     next_sentence = label != "none" and predicts_next_sentence(bert) and not bert.config.causal
-    size = _batch_size(dataset.row_length, rows.num_rows, mesh)
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]  # that rows are divided over
+    most = max(1, _TOKENS_AT_ONCE // dataset.row_length)
+    size = devices * min(most, -(-rows.num_rows // devices))
 
     def means(objective: Objective) -> dict[str, float]:
         results = evaluate(
@@ -100,10 +109,6 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
         f"{name}_accuracy": results["mlm_accuracy"],
     }
     metrics |= {key: results[key] for key in ("nsp_loss", "nsp_accuracy") if key in results}
-    if not all(map(math.isfinite, metrics.values())):
-        raise InputError(
-            "the loss is not finite; the model's parameters are not those of a trained one"
-        )
     counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
     text = dataset.manifest["splits"][split]
     if text.get("text_bytes") and text.get("tokens"):
@@ -142,10 +147,6 @@ def evaluate_text(
     Raises: InputError if the text cannot be read or prepared.
     """
     length = max_seq_length or min(_TEXT_LENGTH, bert.config.max_positions)
-    if length > bert.config.max_positions:
-        raise InputError(
-            f"max_seq_length {length} is more than the {bert.config.max_positions} positions of the model"
-        )
     options = PrepareOptions(
         max_seq_length=length,
         next_sentence=next_sentence,
@@ -167,12 +168,8 @@ def token_masking(row_length: int) -> MaskingConfig:
 
 def word_masking(row_length: int) -> MaskingConfig:
     """Returns the masking of `bits_per_byte`: all tokens of a chosen word are replaced by [MASK]."""
-    return MaskingConfig(
-        rate=_RATE,
-        max_predictions=max(1, round(_RATE * row_length)),
-        whole_word=True,
-        mask_rate=1.0,
-        random_rate=0.0,
+    return dataclasses.replace(
+        token_masking(row_length), whole_word=True, mask_rate=1.0, random_rate=0.0
     )
 
 
@@ -182,23 +179,7 @@ def predicts_next_sentence(bert: Pretrained) -> bool:
     The bias of an untrained head is still exactly 0.
     """
     head = bert.params.get("next_sentence")
-    return (
-        head is not None
-        and "pooler" in bert.params["encoder"]
-        and bool(np.any(np.asarray(head["bias"])))
-    )
-
-
-def _rows_of(dataset: Dataset, split: str) -> RowSource:
-    if split not in ("heldout", "train"):
-        raise InputError(f"split {split!r} is unknown; use heldout or train")
-    rows = dataset.heldout if split == "heldout" else dataset.train
-    if not rows.num_rows:
-        raise InputError(
-            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take "
-            f"--split={'train' if split == 'heldout' else 'heldout'}"
-        )
-    return rows
+    return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(head["bias"]))
 
 
 def check_fits(bert: Pretrained, dataset: Dataset) -> None:
@@ -214,13 +195,6 @@ def check_fits(bert: Pretrained, dataset: Dataset) -> None:
         )
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     check_type_ids(bert.config, int(label != "none"), str(dataset.path))
-
-
-def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:
-    """Returns the rows of every batch: a multiple of the devices that rows are divided over."""
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    wanted = min(max(1, _TOKENS_AT_ONCE // row_length), -(-num_rows // devices))
-    return wanted * devices
 
 
 class _Scoring(PretrainingObjective):

@@ -55,91 +55,92 @@ _OUTPUTS = "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B
 
 
 def export_model(
-    bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS, own: Own = USUAL
+    bert: Pretrained,
+    directory: Place,
+    platforms: tuple[str, ...] = PLATFORMS,
+    own: Own = USUAL,
 ) -> None:
     """Writes a directory with everything that prediction needs except JAX; the batch size and the length are free.
 
     Raises: InputError if the directory exists.
     """
     task = task_of(bert, own)
-    most = bert.config.max_positions
+    config = bert.config
+    has_masks = task is None and "mlm" in bert.params
 
     def call(
         flat: dict[str, jax.Array],
         token_ids: jax.Array,
         type_ids: jax.Array,
         mask: jax.Array,
-        *more: jax.Array,
+        places: jax.Array | None = None,
     ) -> dict[str, jax.Array]:
-        params = unflatten(flat)
-        rows = token_ids.shape[0]
-        first = jnp.zeros((rows, 1), jnp.int32)
+        params, rows = unflatten(flat), token_ids.shape[0]
         batch = Batch(
-            token_ids,
-            type_ids,
-            mask,
-            first,
-            jnp.ones((rows, 1), jnp.float32),
-            mlm_positions=more[0] if more else None,
+            token_ids=token_ids,
+            type_ids=type_ids,
+            sequence_ids=mask,
+            cls_positions=jnp.zeros((rows, 1), jnp.int32),
+            sequence_weights=jnp.ones((rows, 1), jnp.float32),
+            mlm_positions=places,
         )
-        if task is None:
-            encoded = encode(bert.config, params, batch)
-            outputs = {"hidden": encoded.hidden.astype(jnp.float32)}
-            outputs |= (
-                {}
-                if encoded.pooled is None
-                else {"pooled": encoded.pooled[:, 0].astype(jnp.float32)}
-            )
-            if more:
-                outputs["logits"] = forward(bert.config, params, batch, MASKED_LM)[
-                    ..., : bert.config.vocab_size
-                ]
-            return outputs
-        logits = forward(bert.config, params, batch, task.head, None, task.num_outputs)
-        return {"logits": task.head.exported(logits)}
+        if task is not None:
+            logits = forward(config, params, batch, task.head, None, task.num_outputs)
+            return {"logits": task.head.exported(logits)}
+        encoded = encode(config, params, batch)
+        outputs = {"hidden": encoded.hidden.astype(jnp.float32)}
+        if encoded.pooled is not None:
+            outputs["pooled"] = encoded.pooled[:, 0].astype(jnp.float32)
+        if places is not None:
+            words = forward(config, params, batch, MASKED_LM)
+            outputs["logits"] = words[..., : config.vocab_size]
+        return outputs
 
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
-    has_masks = task is None and "mlm" in bert.params
     # of those that inputs have
-    constraints = ["b >= 1", "l >= 1", f"l <= {most}"] + ["p >= 1"] * has_masks
-    rows, length, *counts = export.symbolic_shape(
-        "b, l, p" if has_masks else "b, l", constraints=constraints
-    )
-    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    more = [jax.ShapeDtypeStruct((rows, count), jnp.int32) for count in counts]
+    constraints = ["b >= 1", "l >= 1", f"l <= {config.max_positions}"] + ["p >= 1"] * has_masks
+    letters = "b, l, p" if has_masks else "b, l"
+    rows, *lengths = export.symbolic_shape(letters, constraints=constraints)
+    tokens, *places = (jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in lengths)
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), flat)
-    program = export.export(jax.jit(call), platforms=platforms)(
-        shapes, tokens, tokens, tokens, *more
-    )
-    description = {
+    exported = export.export(jax.jit(call), platforms=platforms)
+    program = exported(shapes, tokens, tokens, tokens, *places)
+    description: dict[str, Any] = {
         "format": 1,
-        "task": task.config.name if task is not None else "",
-        "head": task.head.name if task is not None else "",
-        "labels": list(task.labels) if task is not None else [],
-        "task_settings": to_dict(task.config) if task is not None else {},
-        "max_length": most,
+        "task": "",
+        "head": "",
+        "labels": [],
+        "task_settings": {},
+        "max_length": config.max_positions,
         "platforms": list(platforms),
         "jax": jax.__version__,
     }
+    outputs, settings = _OUTPUTS, ""
+    if task is not None:
+        outputs, settings = task.head.about_exported, _SETTINGS
+        description["task"] = task.config.name
+        description["head"] = task.head.name
+        description["labels"] = list(task.labels)
+        description["task_settings"] = to_dict(task.config)
+    tokenizer = bert.tokenizer
+    cls, sep = tokenizer.tokens((tokenizer.cls_id, tokenizer.sep_id))
+    between = " ".join([sep] * len(tokenizer.between))
+    readme = _README.format(
+        what=json.dumps(description["task"] or bert.task),
+        platforms=", ".join(platforms),
+        length=config.max_positions,
+        more=", mask_positions" if has_masks else "",
+        outputs=outputs,
+        settings=settings,
+        transformers=_TRANSFORMERS.get(tokenizer.kind, ""),
+        rows=f"{cls} text {sep}, or {cls} text {between} text {sep}",
+        jax=jax.__version__,
+        version=program.calling_convention_version,
+    )
     with new_directory(directory) as temporary:
         (temporary / "model.stablehlo").write_bytes(program.serialize())
         with open(temporary / "params.npz", "wb") as stream:
             np.savez(stream, **flat)
         write_json(temporary / "labels.json", description)
-        bert.tokenizer.save(temporary)
-        cls, sep = bert.tokenizer.tokens((bert.tokenizer.cls_id, bert.tokenizer.sep_id))
-        readme = _README.format(
-            what=json.dumps(description["task"] or bert.task),
-            platforms=", ".join(platforms),
-            length=most,
-            more=", mask_positions" if has_masks else "",
-            outputs=task.head.about_exported if task is not None else _OUTPUTS,
-            settings=_SETTINGS if task is not None else "",
-            transformers=_TRANSFORMERS.get(bert.tokenizer.kind, ""),
-            rows="{0} text {1}, or {0} text {2} text {1}".format(
-                cls, sep, " ".join([sep] * len(bert.tokenizer.between))
-            ),
-            jax=jax.__version__,
-            version=program.calling_convention_version,
-        )
+        tokenizer.save(temporary)
         (temporary / "README.md").write_text(readme, encoding="utf-8")

@@ -6,7 +6,7 @@ Source: paper, section 5.3; google-research/bert extract_features.py.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,18 @@ from bert_jax.model.objective import Params, encode, forward
 from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
-from bert_jax.tasks.base import largest_type
+from bert_jax.tasks.base import largest_type, single_row
 from bert_jax.text.fitting import fit_texts, tell_cut
 
+Texts: TypeAlias = Sequence[str] | Sequence[tuple[str, str]]
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
 _TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about; a batch, if that is more
+
+
+def check_list(texts: object) -> None:
+    """Raises: InputError if texts are a single one, whose characters would be taken for texts."""
+    if isinstance(texts, str):
+        raise InputError("this is a single text; give a list of them, such as [text]")
 
 
 class Encodings(NamedTuple):
@@ -53,16 +60,13 @@ class TokenFeatures(NamedTuple):
 
 
 @in_no_mesh()
-def encode_texts(
-    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut"
-) -> Encodings:
+def encode_texts(bert: Pretrained, texts: Texts, long_texts: str = "cut") -> Encodings:
     """Returns the encodings of texts, or of pairs of texts, as long as the longest.
 
     A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an error.
     Raises: InputError if there is no text, or one is none.
     """
-    if isinstance(texts, str) or not len(texts):
-        raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
+    check_list(texts)
     rows, cut = _rows(bert, texts, bert.config.max_positions, long_texts)
     tell_cut(sum(cut), bert.config.max_positions)
     longest = max(len(row.token_ids) for row in rows)
@@ -77,14 +81,17 @@ def encode_texts(
             pooled[row.example] = of_sequences[spot.places.start]
     mask = np.asarray(padded.sequence_ids) > 0
     return Encodings(
-        hidden, pooled if "pooler" in bert.params["encoder"] else None, padded.token_ids, mask
+        hidden=hidden,
+        pooled=pooled if "pooler" in bert.params["encoder"] else None,
+        token_ids=padded.token_ids,
+        mask=mask,
     )
 
 
 @in_no_mesh()
 def token_features(
     bert: Pretrained,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Texts,
     layers: Sequence[int] = (-1, -2, -3, -4),
     max_seq_length: int = 0,
     long_texts: str = "cut",
@@ -116,7 +123,9 @@ def token_features(
             }
             for row in part:
                 yield TokenFeatures(
-                    bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example]
+                    tokens=bert.tokenizer.tokens(row.token_ids),
+                    layers=found[row.example],
+                    truncated=cut[row.example],
                 )
     tell_cut(num_cut, max_seq_length)
 
@@ -125,7 +134,7 @@ def token_features(
 @on_all_cores()
 def sentence_embeddings(
     bert: Pretrained,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Texts,
     pooling: str = "",
     layer: int = -1,
     max_seq_length: int = 0,
@@ -144,34 +153,28 @@ def sentence_embeddings(
 
     Raises: InputError as `token_features`, or if there is no such pooling or kind.
     """
-    if isinstance(texts, str):
-        raise InputError("texts is a single text; give a list of them, such as [text]")
+    check_list(texts)
     if pooling not in ("", "mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
-    settings, size = None if pooling or layer != -1 else bert.embedding, bert.config.hidden_size
+    settings = bert.embedding if not pooling and layer == -1 else None
     prompts = {"query": "", "passage": ""} if settings is None else settings.embedding.prompts()
     if kind not in ("", *prompts):
         raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
+    size = bert.config.hidden_size
+    compute = partial(_pooled, bert.config, layer, pooling != "cls")
     if settings is not None:
         size = settings.embedding.vector_size(size)
+        compute = partial(_embedded, bert.config, settings)
         max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
-        prompt = prompts.get(kind or settings.embedding.default_prompt, "")
-        if prompt:
-            texts = cast(
-                Any,
-                [
-                    prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
-                    for text in texts
-                ],
-            )
+        if prompt := prompts.get(kind or settings.embedding.default_prompt, ""):
+            texts = [
+                prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:])
+                for text in texts
+            ]  # type: ignore[assignment]
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), size), np.float32)
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)
     tell_cut(sum(cut), max_seq_length)
-    if settings is not None:
-        compute = partial(_embedded, bert.config, settings)
-    else:
-        compute = partial(_pooled, bert.config, layer, pooling != "cls")
     for row, spot, vectors in _outputs(bert, rows, compute):
         embeddings[row.example] = vectors[spot.places.start]
     return embeddings
@@ -180,25 +183,21 @@ def sentence_embeddings(
 def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
     """Returns the most tokens of a text. Raises: InputError if the model lacks a layer, or positions for them."""
     most = bert.config.num_layers
-    for layer in layers:
-        if not -most - 1 <= layer <= most:
-            raise InputError(
-                f"layer {layer} is not one of the model's; use 0 (embeddings) to {most}, or -1 to {-most - 1}"
-            )
-    if not layers:
-        raise InputError("there is no layer to extract; give some, such as -1,-2,-3,-4")
+    if not layers or not all(-most - 1 <= layer <= most for layer in layers):
+        raise InputError(
+            f"layers {layers} are not some of the model's; use 0 (embeddings) to {most}, or -1 to {-most - 1}"
+        )
     length = max_seq_length or bert.config.max_positions
     if not 5 <= length <= bert.config.max_positions:
         raise InputError(
-            f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions; use like "
-            f"{min(128, bert.config.max_positions)}"
+            f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions"
         )
     return length
 
 
 def _rows(
     bert: Pretrained,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Texts,
     most: int,
     long_texts: str,
     before: int = 0,
@@ -206,7 +205,7 @@ def _rows(
     """Returns the rows of some texts, and whether each was cut; `before` is the number of texts before them."""
     fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
     rows = [
-        Row(number, text.token_ids, text.type_ids, (len(text.token_ids),))
+        single_row(number, text.token_ids, type_ids=text.type_ids)
         for number, text in enumerate(fitted)
     ]
     check_type_ids(bert.config, largest_type(rows), "the input")
@@ -244,7 +243,10 @@ def _encoded(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _layers(
-    config: ModelConfig, chosen: tuple[int, ...], params: Params, batch: Batch
+    config: ModelConfig,
+    chosen: tuple[int, ...],
+    params: Params,
+    batch: Batch,
 ) -> jax.Array:
     layers = encode(config, params, batch, layers=True).layers
     assert layers is not None
@@ -253,7 +255,13 @@ def _layers(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: Batch) -> jax.Array:
+def _pooled(
+    config: ModelConfig,
+    layer: int,
+    mean: bool,
+    params: Params,
+    batch: Batch,
+) -> jax.Array:
     layers = encode(config, params, batch, layers=True).layers
     assert layers is not None
     hidden = layers[layer].astype(jnp.float32)
@@ -263,5 +271,10 @@ def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: 
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _embedded(config: ModelConfig, settings: TaskConfig, params: Params, batch: Batch) -> jax.Array:
+def _embedded(
+    config: ModelConfig,
+    settings: TaskConfig,
+    params: Params,
+    batch: Batch,
+) -> jax.Array:
     return forward(config, params, batch, EMBEDDINGS.as_set(settings))

@@ -5,6 +5,8 @@ Source: Warstadt et al. 2020 (BLiMP); Huebner et al. 2021 (Zorro).
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.tasks.json_values import parse_json
-from bert_jax.tasks.readers import read_lines
+from bert_jax.tasks.readers import numbered_lines, read_json_lines, read_lines
 
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 INTERVALS = (
     "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
 )
-_JSON_NAMES = ("UID", "linguistics_term", "sentence_good", "sentence_bad")
+_JSON_NAMES = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
 # as the paper's table has it, and BLiMP's files do not
 _COUNTED_TO = {"s-selection": "argument_structure"}
 _HEADERS = (["good", "bad"], ["sentence_good", "sentence_bad"])  # in any case
@@ -47,107 +48,83 @@ def read_pairs(path: str, limit: int = 0) -> list[Pair]:
     Raises: InputError if there is no pair, or with the line of one that cannot be read.
     """
     root = Path(path)
-    files = (
-        sorted(file for file in root.glob("*.txt*") if file.name.endswith(_NAMES))
-        if root.is_dir()
-        else [root]
-    )
-    if not files:
-        raise InputError(f"{path} has no .txt file; give Zorro's directory, or a file of pairs")
-    if twice := [file for file in files if sum(_stem(file) == _stem(other) for other in files) > 1]:
-        raise InputError(
-            f"{path} has {twice[0].name} and {twice[1].name}, the same paradigm twice; remove one of them"
-        )
-    if limit < 0:
-        raise InputError(f"limit {limit} is negative; 0 takes all pairs")
-    pairs, seen = [], {}
-    for file in files:
-        for pair in _read_file(file):
-            seen[pair.paradigm] = seen.get(pair.paradigm, 0) + 1
-            if not limit or seen[pair.paradigm] <= limit:
-                pairs.append(pair)
+    files = [root]
+    if root.is_dir():
+        files = sorted(file for file in root.glob("*.txt*") if file.name.endswith(_NAMES))
+    stems = [_stem(file) for file in files]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise InputError(f"{path} has two files of the paradigm {stem}; remove one of them")
+    pairs: list[Pair] = []
+    counts: Counter[str] = Counter()
+    for pair in (pair for file in files for pair in _read_file(file)):
+        pair = pair._replace(good=pair.good.strip(), bad=pair.bad.strip())
+        if not pair.good or not pair.bad:
+            raise InputError(
+                f"{pair.where}: a sentence of the pair is empty; write it, or remove the pair"
+            )
+        counts[pair.paradigm] += 1
+        if not limit or counts[pair.paradigm] <= limit:
+            pairs.append(pair)
     if not pairs:
         raise InputError(
-            f"{path} holds no pair of sentences; give BLiMP's JSON lines, Zorro's files or two columns"
+            f"{path} holds no pair of sentences; give BLiMP's JSON lines, Zorro's .txt files or two columns"
         )
     return pairs
 
 
 def _read_file(file: Path) -> Iterator[Pair]:
-    lines = _read_lines(file)
-    first = next((line for _, line in lines if line.strip()), "")
+    place, name = str(file), _stem(file)
+    lines = numbered_lines(place)
+    first = lines[0][1] if lines else ""
     if first.lstrip().startswith("{"):
-        return _json_pairs(lines)
-    return _column_pairs(file, lines) if "\t" in first else _zorro_pairs(file, lines)
-
-
-def _read_lines(file: Path) -> list[tuple[str, str]]:
-    """Returns the position and the text of each line, without blank lines at the end."""
-    lines = [(f"{file}:{number}", line) for number, line in enumerate(read_lines(str(file)), 1)]
-    while lines and not lines[-1][1].strip():
-        lines.pop()
-    return lines
-
-
-def _json_pairs(lines: list[tuple[str, str]]) -> Iterator[Pair]:
-    for where, line in lines:
-        if not line.strip():
-            continue
-        value = parse_json(line, where)
-        if not isinstance(value, dict):
-            raise InputError(f"{where} is not a JSON object; write one a line, as BLiMP has them")
-        for name in _JSON_NAMES:
-            if not isinstance(value.get(name), str):
-                raise InputError(
-                    f"{where} has no text named {name!r}; a line of BLiMP has {', '.join(_JSON_NAMES)}"
-                )
-        phenomenon: str = value["linguistics_term"]
-        phenomenon = _COUNTED_TO.get(phenomenon, phenomenon)
-        yield _checked(
-            Pair(value["sentence_good"], value["sentence_bad"], value["UID"], phenomenon, where)
-        )
-
-
-def _column_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
-    name = _stem(file)
-    for number, (where, line) in enumerate((where, line) for where, line in lines if line.strip()):
-        columns = line.split("\t")
-        if number == 0 and [column.strip().lower() for column in columns] in _HEADERS:
-            continue
-        if len(columns) != 2:
-            raise InputError(
-                f"{where} has {len(columns)} columns; write the good sentence, a tab and the bad one"
+        for record in read_json_lines(place):
+            good, bad, paradigm, term = (record.get_as(key, str) for key in _JSON_NAMES)
+            yield Pair(
+                good=good,
+                bad=bad,
+                paradigm=paradigm,
+                phenomenon=_COUNTED_TO.get(term, term),
+                where=record.where,
             )
-        yield _checked(Pair(columns[0], columns[1], name, name, where))
-
-
-def _zorro_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
-    name = _stem(file)
-    phenomenon = name.rpartition("-")[0] or name
-    if len(lines) % 2:
-        raise InputError(
-            f"{lines[-1][0]} is a sentence without a partner, as the file has {len(lines)} lines; odd lines are bad "
-            "sentences, and the line after each is the good one"
-        )
-    for (where, bad), (_, good) in zip(lines[::2], lines[1::2], strict=True):
-        yield _checked(Pair(good, bad, name, phenomenon, where))
+    elif "\t" in first:
+        header = [column.strip().lower() for column in first.split("\t")] in _HEADERS
+        for where, line in lines[header:]:
+            good, tab, bad = line.partition("\t")
+            if not tab or "\t" in bad:
+                raise InputError(
+                    f"{where} is not two columns; write the good sentence, a tab and the bad one"
+                )
+            yield Pair(
+                good=good,
+                bad=bad,
+                paradigm=name,
+                phenomenon=name,
+                where=where,
+            )
+    else:
+        sentences = read_lines(place)
+        while sentences and not sentences[-1].strip():
+            sentences.pop()
+        if len(sentences) % 2:
+            raise InputError(
+                f"{place}:{len(sentences)} is a sentence without a partner; odd lines are bad sentences, and the line "
+                "after each is the good one"
+            )
+        for at in range(0, len(sentences), 2):
+            bad, good = sentences[at : at + 2]
+            yield Pair(
+                good=good,
+                bad=bad,
+                paradigm=name,
+                phenomenon=name.rpartition("-")[0] or name,
+                where=f"{place}:{at + 1}",
+            )
 
 
 def _stem(file: Path) -> str:
     """Returns the name of a file without .txt, .tsv, .gz and the like."""
-    name = file.name
-    for suffix in (".gz", ".zst", ".txt", ".tsv"):
-        name = name.removesuffix(suffix)
-    return name
-
-
-def _checked(pair: Pair) -> Pair:
-    for text in (pair.good, pair.bad):
-        if not text.strip():
-            raise InputError(
-                f"{pair.where}: a sentence of the pair is empty; write it, or remove the pair"
-            )
-    return pair._replace(good=pair.good.strip(), bad=pair.bad.strip())
+    return re.sub(r"(\.(txt|tsv|gz|zst))+$", "", file.name)
 
 
 # Accuracies
@@ -187,33 +164,32 @@ def accuracies(
     """Returns how often the score of the good sentence is above that of the bad one; a tie is wrong.
 
     `good` and `bad` are the scores of the sentences of each pair.
-
-    Raises: InputError if a paradigm is of two phenomena, or a score is not finite.
     """
-    good, bad = np.asarray(good, np.float64), np.asarray(bad, np.float64)
-    outcomes: dict[str, list[int]] = {}
-    phenomenon_of: dict[str, str] = {}
-    for index, pair in enumerate(pairs):
-        if not (math.isfinite(good[index]) and math.isfinite(bad[index])):
-            raise InputError(
-                f"{pair.where}: a score is not finite; the model's parameters are not those of a trained one"
-            )
-        if phenomenon_of.setdefault(pair.paradigm, pair.phenomenon) != pair.phenomenon:
-            raise InputError(
-                f"{pair.where}: paradigm {pair.paradigm!r} is of phenomenon {pair.phenomenon!r}, and before it was of "
-                f"{phenomenon_of[pair.paradigm]!r}; give paradigms different names"
-            )
-        outcomes.setdefault(pair.paradigm, []).append(int(np.sign(good[index] - bad[index])))
+    outcomes: dict[tuple[str, str], list[int]] = {}  # of each phenomenon and paradigm
+    for pair, difference in zip(pairs, np.subtract(good, bad), strict=True):
+        outcome = outcomes.setdefault((pair.phenomenon, pair.paradigm), [])
+        outcome.append(int(np.sign(difference)))
     paradigms = []
-    for name in sorted(outcomes, key=lambda name: (phenomenon_of[name], name)):
-        total, right = len(outcomes[name]), outcomes[name].count(1)
-        counts = total, right, outcomes[name].count(0), right / total, wilson(right, total)
-        paradigms.append(Accuracy(name, phenomenon_of[name], *counts))
     by_phenomenon: dict[str, list[Accuracy]] = {}
-    for paradigm in paradigms:
-        by_phenomenon.setdefault(paradigm.phenomenon, []).append(paradigm)
-    phenomena = [_mean(name, name, members) for name, members in by_phenomenon.items()]
-    return AccuracyTable(paradigms, phenomena, _mean(_OVERALL, _OVERALL, paradigms))
+    for (phenomenon, name), found in sorted(outcomes.items()):
+        right = found.count(1)
+        paradigm = Accuracy(
+            name=name,
+            phenomenon=phenomenon,
+            pairs=len(found),
+            right=right,
+            ties=found.count(0),
+            accuracy=right / len(found),
+            interval=wilson(right, len(found)),
+        )
+        paradigms.append(paradigm)
+        by_phenomenon.setdefault(phenomenon, []).append(paradigm)
+    phenomena = [_mean(name, members) for name, members in by_phenomenon.items()]
+    return AccuracyTable(
+        paradigms=paradigms,
+        phenomena=phenomena,
+        overall=_mean(_OVERALL, paradigms),
+    )
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
@@ -224,7 +200,7 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
+def _mean(name: str, members: Sequence[Accuracy]) -> Accuracy:
     """Returns the mean of the accuracies of paradigms, all with equal weight, however many pairs they have.
 
     Source of the interval: Zou and Donner 2008, of a sum of independent estimates.
@@ -236,13 +212,13 @@ def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
     below, above = np.sqrt(np.sum((bounds - shares[:, None]) ** 2, axis=0)) / len(members)
     mean = float(shares.mean())
     return Accuracy(
-        name,
-        phenomenon,
-        sum(member.pairs for member in members),
-        sum(member.right for member in members),
-        sum(member.ties for member in members),
-        mean,
-        (mean - float(below), mean + float(above)),
+        name=name,
+        phenomenon=name,
+        pairs=sum(member.pairs for member in members),
+        right=sum(member.right for member in members),
+        ties=sum(member.ties for member in members),
+        accuracy=mean,
+        interval=(mean - float(below), mean + float(above)),
     )
 
 

@@ -17,6 +17,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
+from bert_jax.inference.features import check_list
 from bert_jax.inference.pretrained import computing_in
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.pretraining import MASKED_LM
@@ -87,17 +88,11 @@ class Predictor:
 
         Raises: InputError if the task cannot read an input; its message counts them from 1.
         """
-        if isinstance(inputs, str):
-            raise InputError("inputs is a single text; give a list of them, such as [text]")
+        check_list(inputs)
         if self.task is None:
-            return (
-                list(fill_masks(self.bert, inputs, long_texts=self.long_texts))
-                if len(inputs)
-                else []
-            )
-        return self.predict(
-            [self.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)]
-        )
+            return list(fill_masks(self.bert, inputs, long_texts=self.long_texts))
+        numbered = enumerate(inputs, 1)
+        return self.predict([self.parse(value, f"input {number}") for number, value in numbered])
 
     def parse(self, value: object, where: str) -> Example:
         """Returns the task's example of an input. Raises: InputError if it is wrong, or too long and not to be cut."""
@@ -118,7 +113,7 @@ class Predictor:
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
         check_type_ids(self.bert.config, largest_type(split.rows), "the input")
-        return predict_split(self.task, split, self._infer, self._ready, 0, self._mesh)[0]
+        return predict_split(self.task, split, self._infer, self._ready, 0, self._mesh)
 
     @property
     def _most(self) -> int:
@@ -140,7 +135,7 @@ def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
         return task
     if bert.task not in HEADS:
         raise _named_again("head", bert.task, "head=get_head()")
-    head = HEADS[bert.task]
+    head, labels = HEADS[bert.task], ()
     num_classes = bert.params["classifier"]["bias"].shape[0] if head.has_labels else 0
     name = head.usual_task(num_classes)
     if not name:
@@ -150,26 +145,19 @@ def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
             f"this model's problem_type is {bert.problem}, and what is predicted here is one class of several, or a "
             "single number; use it in transformers (convert_checkpoint --to=hf keeps it), or bert.encode for vectors"
         )
-    labels = (
-        bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes))
-        if head.has_labels
-        else ()
-    )
-    length = min(384 if head.has_windows else bert.config.max_positions, bert.config.max_positions)
-    most_of_a_question = max(1, min(64, length // 2))
-    return make_task(
-        TaskConfig(name=name, max_seq_length=length, max_query_length=most_of_a_question), labels
-    )
+    if head.has_labels:
+        labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes))
+    most = bert.config.max_positions
+    length = min(384, most) if head.has_windows else most
+    of_question = max(1, min(64, length // 2))
+    config = TaskConfig(name=name, max_seq_length=length, max_query_length=of_question)
+    return make_task(config, labels)
 
 
 def _with_no_answer(task: Task | None, threshold: float) -> Task:
     """Returns a task of questions that may have no answer. Raises: InputError for another task, or if it is NaN."""
-    if (
-        task is None
-        or task.config.name not in ("squad1", "squad2")
-        or not abs(threshold) < float("inf")
-    ):
-        name = "no task" if task is None else task.config.name
+    name = task.config.name if task is not None else "no task"
+    if task is None or name not in ("squad1", "squad2") or not abs(threshold) < float("inf"):
         raise InputError(
             f"null_threshold {threshold} must be a number, for a model that finds answers (squad1, squad2), and this "
             f"one has {name}; leave it out"
@@ -202,7 +190,10 @@ class Blanks(NamedTuple):
 
 
 def fill_masks(
-    bert: Pretrained, texts: Sequence[str], num_guesses: int = 5, long_texts: str = "cut"
+    bert: Pretrained,
+    texts: Sequence[str],
+    num_guesses: int = 5,
+    long_texts: str = "cut",
 ) -> list[list[list[Filled]]]:
     """Returns the likeliest tokens, best first: for every text, for every [MASK] in it, `num_guesses` of them.
 
@@ -212,10 +203,7 @@ def fill_masks(
     """
     check_fills_masks(bert)
     check_long_texts(long_texts)
-    if isinstance(texts, str) or not len(texts):
-        raise InputError("there is no text with a blank to fill; give a list of texts")
-    if num_guesses < 1:
-        raise InputError(f"num_guesses {num_guesses} is below 1; ask for one or more")
+    check_list(texts)
     blanks = [
         read_blanks(bert, text, f"text {number}", long_texts)
         for number, text in enumerate(texts, 1)
@@ -224,7 +212,11 @@ def fill_masks(
 
 
 def read_blanks(
-    bert: Pretrained, text: str, where: str, long_texts: str = "cut", needed: bool = True
+    bert: Pretrained,
+    text: str,
+    where: str,
+    long_texts: str = "cut",
+    needed: bool = True,
 ) -> Blanks:
     """Returns the tokens of a text, and the positions of [MASK] in it.
 
@@ -232,20 +224,23 @@ def read_blanks(
     """
     tokenizer, most = bert.tokenizer, bert.config.max_positions
     pieces = tokenizer.encode(text, allow_special=True)
-    if was_cut := len(pieces) + 2 > most:
-        if long_texts == "refuse":
-            raise too_long(where, most, len(pieces) + 2)
+    was_cut = len(pieces) + 2 > most
+    if was_cut and long_texts == "refuse":
+        raise too_long(where, most, len(pieces) + 2)
     token_ids = [tokenizer.cls_id, *pieces[: most - 2], tokenizer.sep_id]
     places = [position for position, token in enumerate(token_ids) if token == tokenizer.mask_id]
     if needed and not places:
-        mask_token = tokenizer.vocab[tokenizer.mask_id]
-        cut = (
-            f" in its first {most} tokens, all that the model has positions for" if was_cut else ""
-        )
+        cut = f" in its first {most} tokens, all that the model has positions for"
         raise InputError(
-            f"{where} has no {mask_token}{cut}: {text!r:.200}; write it where a word is missing"
+            f"{where} has no {tokenizer.vocab[tokenizer.mask_id]}{cut if was_cut else ''}: {text!r:.200}; write it "
+            "where a word is missing"
         )
-    return Blanks(text, token_ids, places, was_cut)
+    return Blanks(
+        text=text,
+        token_ids=token_ids,
+        places=places,
+        was_cut=was_cut,
+    )
 
 
 @in_no_mesh()
@@ -258,39 +253,36 @@ def fill_blanks(
     guesses: list[list[list[Filled]]] = [[] for _ in texts]
     blank = [index for index, text in enumerate(texts) if text.places]
     lengths = np.array([len(texts[index].token_ids) for index in blank], np.int64)
+    vocab = bert.tokenizer.vocab
 
     def compute(layout: Layout) -> jax.Array:
         chosen = [texts[blank[number]] for (number,) in layout.bins]
-        return _mask_probabilities(
-            bert.config, bert.prepared, _batch_of_blanks(chosen, layout, bert)
-        )
+        # of few numbers of blanks: each is a program to compile
+        most = 1 << (max(len(text.places) for text in chosen) - 1).bit_length()
+        positions = np.zeros((layout.num_rows, min(layout.length, most)), np.int32)
+        for row, text in enumerate(chosen):
+            positions[row, : len(text.places)] = text.places
+        batch = padded_batch(bert, layout, [text.token_ids for text in chosen])
+        batch = batch._replace(mlm_positions=positions)
+        return _mask_probabilities(bert.config, bert.prepared, batch)
 
     sizes = Sizes(lengths, np.ones_like(lengths))
     for layout, probabilities in computed(inference_layouts(sizes, bert.config), compute):
         for (number,), of_text in zip(layout.bins, probabilities):
             index = blank[number]
-            guesses[index] = [
-                _guesses(bert, of_text[slot], num_guesses)
-                for slot in range(len(texts[index].places))
-            ]
+            for shares in of_text[: len(texts[index].places)]:
+                # Rows of the word table beyond the vocabulary belong to no token.
+                best = np.argsort(-shares[: len(vocab)], kind="stable")[:num_guesses]
+                guesses[index].append(
+                    [Filled(str(vocab[token]), float(shares[token])) for token in best]
+                )
     return guesses
 
 
-def _batch_of_blanks(texts: Sequence[Blanks], layout: Layout, bert: Pretrained) -> Batch:
-    """Returns the batch of a layout, with one of few numbers of blanks: each is a program to compile."""
-    most = min(layout.length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
-    rows = [*(text.token_ids for text in texts), *[()] * (layout.num_rows - len(texts))]
-    batch = pad_rows(rows, layout.length, pad_id=bert.tokenizer.pad_id)
-    positions = np.zeros((layout.num_rows, most), np.int32)
-    for row, text in enumerate(texts):
-        positions[row, : len(text.places)] = text.places
-    return batch._replace(mlm_positions=positions)
-
-
-def _guesses(bert: Pretrained, probabilities: np.ndarray, count: int) -> list[Filled]:
-    # Rows of the word table beyond the vocabulary belong to no token.
-    best = np.argsort(-probabilities[: bert.tokenizer.vocab_size], kind="stable")[:count]
-    return [Filled(str(bert.tokenizer.vocab[token]), float(probabilities[token])) for token in best]
+def padded_batch(bert: Pretrained, layout: Layout, rows: Sequence[Sequence[int]]) -> Batch:
+    """Returns the batch of a layout with these rows, the others empty."""
+    empty = [[]] * (layout.num_rows - len(rows))
+    return pad_rows([*rows, *empty], layout.length, pad_id=bert.tokenizer.pad_id)
 
 
 def check_fills_masks(bert: Pretrained) -> None:
@@ -299,6 +291,11 @@ def check_fills_masks(bert: Pretrained) -> None:
         raise InputError(
             "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
         )
+    check_predicts_words(bert)
+
+
+def check_predicts_words(bert: Pretrained) -> None:
+    """Raises: InputError if the model has no head that predicts words."""
     if "mlm" not in bert.params:
         raise InputError(
             f"this model has no head that predicts words, its task being {bert.task}; give another"

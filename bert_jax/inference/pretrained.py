@@ -3,12 +3,11 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
 
 from bert_jax.checkpoints import pretrained
 from bert_jax.checkpoints.pretrained import read_pretrained
 from bert_jax.errors import InputError, shown
-from bert_jax.inference.features import Encodings, encode_texts
+from bert_jax.inference.features import Encodings, Texts, encode_texts
 from bert_jax.storage.places import AnyPath
 from bert_jax.storage.resolve import resolve
 
@@ -21,9 +20,7 @@ class Pretrained(pretrained.Pretrained):
     A loaded model has the heads of its source, and no random ones.
     """
 
-    def encode(
-        self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut"
-    ) -> Encodings:
+    def encode(self, texts: Texts, long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, as `encode_texts`, which says what it raises."""
         return encode_texts(self, texts, long_texts)
 

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.batch import Batch, pad_rows
+from bert_jax.batch import Batch
 from bert_jax.batches.infer import computed, inference_layouts
 from bert_jax.batches.pack import Layout, Sizes
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
+from bert_jax.inference.features import check_list
+from bert_jax.inference.predict import check_predicts_words, padded_batch
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
 from bert_jax.settings.model import ModelConfig
@@ -73,8 +75,7 @@ def token_scores(
     Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token, or if
     a score is not finite.
     """
-    if isinstance(sentences, str):
-        raise InputError("sentences is a single text; give a list of them, such as [text]")
+    check_list(sentences)
     method = check_method(bert, method)
     token_ids, num_cut = _encode_sentences(bert, sentences, names, long_texts)
     tell_cut(num_cut, bert.config.max_positions)
@@ -85,31 +86,24 @@ def token_scores(
     scores = [unique_scores[index] for index in index_of]
     for index, values in enumerate(scores):
         if not np.isfinite(values).all():
-            name = names[index] if names else f"sentence {index + 1}"
             raise InputError(
-                f"{name}: a score is not finite; the model's parameters are not those of a trained one"
+                f"{_name(names, index)}: a score is not finite; the model's parameters are not those of a trained one"
             )
     return scores
 
 
+def _name(names: Sequence[str] | None, index: int) -> str:
+    return names[index] if names else f"sentence {index + 1}"
+
+
 def check_method(bert: Pretrained, method: str) -> str:
     """Returns the method to score with. Raises: InputError if the model has no such method, or predicts no words."""
-    if "mlm" not in bert.params:
-        raise InputError(
-            f"this model has no head that predicts words, its task being {bert.task}; give another"
-        )
-    if bert.config.causal:
-        if method not in ("", LOG_LIKELIHOOD):
-            raise InputError(
-                f"method {method!r} masks tokens, and this model reads from left to right: its score is the "
-                "log-likelihood; leave the method out"
-            )
-        return LOG_LIKELIHOOD
-    if method and method not in METHODS:
-        raise InputError(
-            f"method {method!r} is unknown for a masked language model; use {' or '.join(METHODS)}"
-        )
-    return method or METHODS[0]
+    check_predicts_words(bert)
+    methods = (LOG_LIKELIHOOD,) if bert.config.causal else METHODS
+    if method not in ("", *methods):
+        kind = "a model that reads from left to right" if bert.config.causal else "a masked one"
+        raise InputError(f"method {method!r} is unknown for {kind}; use {' or '.join(methods)}")
+    return method or methods[0]
 
 
 def encode_sentences(bert: Pretrained, sentences: Sequence[str]) -> list[np.ndarray]:
@@ -118,30 +112,33 @@ def encode_sentences(bert: Pretrained, sentences: Sequence[str]) -> list[np.ndar
 
 
 def _encode_sentences(
-    bert: Pretrained, sentences: Sequence[str], names: Sequence[str] | None, long_texts: str
+    bert: Pretrained,
+    sentences: Sequence[str],
+    names: Sequence[str] | None,
+    long_texts: str,
 ) -> tuple[list[np.ndarray], int]:
     """Returns the token ids of each sentence, and the number that were cut. Raises: InputError if one has no token."""
     check_long_texts(long_texts)
-    flat, counts = (
-        bert.tokenizer.encode_arrays(sentences)
-        if len(sentences)
-        else (np.zeros(0), np.zeros(0, np.int64))
-    )
-    most = bert.config.max_positions
-    long = counts + 2 > most
-    for index in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1]:
-        name = str(names[index]) if names else f"sentence {index + 1}"
-        if not counts[index]:
+    if not len(sentences):
+        return [], 0
+    flat, counts = bert.tokenizer.encode_arrays(sentences)
+    most = bert.config.max_positions - 2
+    for index, count in enumerate(counts.tolist()):
+        if not count:
             raise InputError(
-                f"{name} has no token: {sentences[index]!r:.200}; write a sentence, or leave it out"
+                f"{_name(names, index)} has no token: {sentences[index]!r:.200}; write a sentence, or leave it out"
             )
-        raise too_long(name, most, int(counts[index]) + 2)
-    token_ids = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
-    return [ids[: most - 2] for ids in token_ids], int(long.sum())
+        if count > most and long_texts == "refuse":
+            raise too_long(_name(names, index), most + 2, count + 2)
+    token_ids = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1])
+    return [ids[:most] for ids in token_ids], int((counts > most).sum())
 
 
 def _score(
-    bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress
+    bert: Pretrained,
+    sentences: list[np.ndarray],
+    method: str,
+    progress: Progress,
 ) -> list[np.ndarray]:
     """Returns the scores of the tokens of each sentence, which are all different.
 
@@ -152,25 +149,20 @@ def _score(
     members = np.repeat(np.arange(len(counts)), rows_of)  # the sentence of each row
     # the first is 1
     positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1
-    cls, sep = [bert.tokenizer.cls_id], [bert.tokenizer.sep_id]
-    texts = [np.concatenate([cls, ids, sep], dtype=np.int32) for ids in sentences]
+    cls, sep = bert.tokenizer.cls_id, bert.tokenizer.sep_id
+    texts = [[cls, *ids, sep] for ids in sentences]
 
     def compute(layout: Layout) -> jax.Array:
-        numbers = np.array(layout.bins)[:, 0]
-        batch = pad_rows(
-            [
-                *(texts[member] for member in members[numbers]),
-                *[()] * (layout.num_rows - len(numbers)),
-            ],
-            layout.length,
-            pad_id=bert.tokenizer.pad_id,
-        )
-        if method == LOG_LIKELIHOOD:
-            batch = _next_tokens(batch)
-        else:
-            asked = np.ones((layout.num_rows, 1), np.int32)
-            asked[: len(numbers), 0] = positions[numbers]
-            batch = _masked_tokens(bert, batch, asked, method)
+        numbers = [number for (number,) in layout.bins]
+        batch = padded_batch(bert, layout, [texts[member] for member in members[numbers]])
+        asked = np.ones((layout.num_rows, 1), np.int32)
+        asked[: len(numbers), 0] = positions[numbers]
+        if method == LOG_LIKELIHOOD:  # each token is predicted from those before it
+            asked = np.tile(np.arange(layout.length - 1, dtype=np.int32), (layout.num_rows, 1))
+        later = int(method == LOG_LIKELIHOOD)
+        labels = np.take_along_axis(batch.token_ids, asked + later, axis=1)
+        token_ids = batch.token_ids if later else _masked(bert, batch.token_ids, asked, method)
+        batch = batch._replace(token_ids=token_ids, mlm_positions=asked, mlm_labels=labels)
         return _log_probabilities(bert.config, bert.prepared, batch)
 
     sizes = Sizes(counts[members] + 2, np.ones_like(members))
@@ -178,35 +170,27 @@ def _score(
     done = 0
     for layout, result in computed(inference_layouts(sizes, bert.config), compute):
         for (number,), values in zip(layout.bins, result):
-            start = positions[number] - 1
-            of_sentence = scores[members[number]][start:]
+            of_sentence = scores[members[number]][positions[number] - 1 :]
             of_sentence[: len(values)] = values[: len(of_sentence)]
         done += len(layout.bins)
         progress(done, len(members))
     return scores
 
 
-def _next_tokens(batch: Batch) -> Batch:
-    """Returns the batch where each token is predicted from those before it."""
-    positions = np.tile(
-        np.arange(batch.token_ids.shape[1] - 1, dtype=np.int32), (len(batch.token_ids), 1)
-    )
-    return batch._replace(mlm_positions=positions, mlm_labels=batch.token_ids[:, 1:])
-
-
-def _masked_tokens(bert: Pretrained, batch: Batch, positions: np.ndarray, method: str) -> Batch:
-    """Returns the batch where the token at the position [B, 1] of each row is predicted, and masked."""
-    token_ids, everywhere = batch.token_ids, np.arange(batch.token_ids.shape[1])
+def _masked(
+    bert: Pretrained,
+    token_ids: np.ndarray,
+    positions: np.ndarray,
+    method: str,
+) -> np.ndarray:
+    """Returns token ids [B, L] with the token at the position [B, 1] of each row masked."""
+    everywhere = np.arange(token_ids.shape[1])
     masked = everywhere == positions
     if method == "within_word_l2r":
         # the number of the word that a token is in
         words = np.cumsum(bert.tokenizer.word_starts[token_ids], axis=1)
         masked |= (everywhere > positions) & (words == np.take_along_axis(words, positions, axis=1))
-    return batch._replace(
-        token_ids=np.where(masked, bert.tokenizer.mask_id, token_ids),
-        mlm_positions=positions,
-        mlm_labels=np.take_along_axis(token_ids, positions, axis=1),
-    )
+    return np.where(masked, bert.tokenizer.mask_id, token_ids)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -7,7 +7,7 @@ types, which other modules pass on without looking inside.
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,13 +15,17 @@ from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
+from bert_jax.tasks.scores import Metrics
 from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # scores need no JAX
     from bert_jax.model.heads.base import Head
 
-Example: TypeAlias = Any  # the task's own type of examples
-Prediction: TypeAlias = Any  # the task's own type of predictions
+# the task's own types, which a subclass names once: Task[MyExample, MyPrediction]
+Example: TypeAlias = Any
+Prediction: TypeAlias = Any
+Its = TypeVar("Its")
+Said = TypeVar("Said")
 
 
 def largest_type(rows: Sequence[Row]) -> int:
@@ -31,6 +35,30 @@ def largest_type(rows: Sequence[Row]) -> int:
 
 # counts of what was cut
 CUT, CUT_WORDS, CUT_QUESTIONS = "truncated", "words truncated", "questions truncated"
+
+
+def single_row(
+    example: int,
+    token_ids: np.ndarray,
+    label: Any = None,
+    detail: Any = None,
+    type_ids: np.ndarray | None = None,
+) -> Row:
+    """Returns a row of one sequence; its types are 0 unless they are given."""
+    types = np.zeros(len(token_ids), np.uint8) if type_ids is None else type_ids
+    return Row(
+        example=example,
+        token_ids=token_ids,
+        type_ids=types,
+        lengths=(len(token_ids),),
+        label=label,
+        detail=detail,
+    )
+
+
+def without_zeros(counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns the counts that are not 0."""
+    return {reason: count for reason, count in counts.items() if count}
 
 
 class Rows(NamedTuple):
@@ -62,7 +90,7 @@ def choose_metric(config: TaskConfig, metrics: Iterable[str]) -> str:
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
 
 
-class Task(abc.ABC):
+class Task(abc.ABC, Generic[Its, Said]):
     """A task: its head, its labels, and how its data become rows and outputs become predictions.
 
     A task of one's own is a subclass. It is made of settings, and of the labels of a model or none; `remade` makes one
@@ -81,21 +109,29 @@ class Task(abc.ABC):
         self.labels = tuple(labels)
 
     @abc.abstractmethod
-    def read(self, source: str, split: str) -> list[Example]:
+    def read(self, source: str, split: str) -> list[Its]:
         """Returns the examples of a split; [] if it is missing. Raises: InputError with file and line."""
 
     @abc.abstractmethod
-    def parse(self, value: object, where: str) -> Example:
+    def parse(self, value: object, where: str) -> Its:
         """Returns the example, without label, of a user's input: a text, a pair, a dict of JSON."""
 
     @abc.abstractmethod
-    def make_rows(self, examples: Sequence[Example], tokenizer: Tokenizer, training: bool) -> Rows:
+    def make_rows(
+        self,
+        examples: Sequence[Its],
+        tokenizer: Tokenizer,
+        training: bool,
+    ) -> Rows:
         """Returns the rows of examples; those that have none are counted."""
 
     @abc.abstractmethod
     def decode(
-        self, examples: Sequence[Example], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[Prediction]:
+        self,
+        examples: Sequence[Its],
+        rows: Sequence[Row],
+        outputs: Sequence[np.ndarray],
+    ) -> list[Said]:
         """Returns a prediction for each example, also for one without rows.
 
         For each row there are the model's float32 outputs without padding: [K] of a classifier, [M] of a choice,
@@ -103,34 +139,32 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def score(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
+    def score(self, examples: Sequence[Its], predictions: Sequence[Said]) -> Metrics:
         """Returns the metrics of predictions for examples with labels."""
 
-    def show(self, prediction: Prediction) -> dict[str, object]:
+    def show(self, prediction: Said) -> dict[str, Any]:
         """Returns a prediction as JSON values; a named tuple is its fields."""
-        return prediction._asdict()
+        return prediction._asdict()  # type: ignore[attr-defined]
 
     @abc.abstractmethod
     def write(
         self,
         directory: Place,
         split: str,
-        examples: Sequence[Example],
-        predictions: Sequence[Prediction],
+        examples: Sequence[Its],
+        predictions: Sequence[Said],
     ) -> None:
         """Writes the predictions of a split in the official format."""
 
-    def find_labels(self, examples: Sequence[Example]) -> tuple[str, ...]:
+    def find_labels(self, examples: Sequence[Its]) -> tuple[str, ...]:
         """Returns the labels of training examples, in the order for a new classifier."""
         return self.labels
 
-    def settle(self, examples: Sequence[Example]) -> TaskConfig:
+    def settle(self, examples: Sequence[Its]) -> TaskConfig:
         """Returns the settings for all other examples, given those of training."""
         return self.config
 
-    def tune(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> TaskConfig:
+    def tune(self, examples: Sequence[Its], predictions: Sequence[Said]) -> TaskConfig:
         """Returns the settings for further predictions, such as a threshold, given some for examples with labels."""
         return self.config
 

@@ -57,27 +57,15 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
         raise InputError(
             f"the task {getattr(own.task, '__name__', '')} has no {', '.join(missing)}; write it"
         )
-    task = (own.task or _make_task)(config, tuple(labels))
-    if not isinstance(task, Task):
+    if own.task is None and config.name not in NAMES:
         raise InputError(
-            f"get_task returned {task!r:.60}, not a Task; return an instance of your class"
+            f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)}"
         )
+    task = (own.task or _TASKS[config.name])(config, tuple(labels))
     head = own.head if own.head is not None else task.head
-    if not isinstance(head, Head):
-        raise InputError(
-            f"head {head!r:.60} is not a Head; give an instance of one, such as MyHead()"
-        )
     if head.name in HEADS and head != HEADS[head.name]:
         raise InputError(
             f"an own head has the name {head.name}, which is one of bert_jax's; give it another"
         )
     task.head = probed(head, config.probe) if config.probe.features else head.as_set(config)
     return task
-
-
-def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
-    if config.name not in NAMES:
-        raise InputError(
-            f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)}"
-        )
-    return _TASKS[config.name](config, labels)

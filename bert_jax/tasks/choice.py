@@ -22,23 +22,13 @@ from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.choice import CHOICES
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import CUT, Rows, Task, choose_metric
+from bert_jax.tasks.base import CUT, Rows, Task, choose_metric, without_zeros
 from bert_jax.tasks.labels import as_number, check_labelled
-from bert_jax.tasks.readers import (
-    Examples,
-    Record,
-    Table,
-    find_column,
-    find_split_file,
-    first_row,
-    is_tsv,
-    read_table,
-)
-from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_predictions
+from bert_jax.tasks.readers import Examples, Table, find_split_file, first_row, is_tsv, read_table
+from bert_jax.tasks.records import Record, find_column, id_of
+from bert_jax.tasks.texts import check_length, softmax, write_predictions
 from bert_jax.text.fitting import join_texts
-from bert_jax.text.tokenizer import Tokenizer
 
 _CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startphrase")
 _CHOICES = ("choices", "endings", "options", "answers")
@@ -57,17 +47,6 @@ class ChoiceExample(NamedTuple):
     where: str = ""
 
 
-class Columns(NamedTuple):
-    """The columns or keys of an example; "" if missing."""
-
-    context: str
-    question: str  # appended to the context
-    choices: str  # a list of them
-    start: str  # begins each ending
-    endings: tuple[str, ...]  # or one column per ending
-    label: str
-
-
 class Chosen(NamedTuple):
     """The predicted choice, counted from 0, and the probability of each choice."""
 
@@ -76,125 +55,99 @@ class Chosen(NamedTuple):
     probabilities: tuple[float, ...]
 
 
-class ChoiceTask(Task):
+class ChoiceTask(Task[ChoiceExample, Chosen]):
     """The choice that fits best."""
 
     head = CHOICES
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
-        """Makes the task, which has no labels. Raises: InputError if a setting cannot be used."""
-        if labels or config.labels:
-            raise InputError(
-                "task.labels are for classes; choices are counted from 0: leave it empty"
-            )
         super().__init__(config)
         self.metric = choose_metric(config, ("accuracy",))
 
-    def read(self, source: str, split: str) -> list[ChoiceExample]:
+    def read(self, source, split):
         path = find_split_file(source, split)
         if not path:
-            return []
-        table = _table(path)
-        if not table.records:
-            raise InputError(f"{path} holds no example; give data, a row or object for each")
-        columns = _columns(self.config, table.records[0])
-        return Examples(
-            (
-                _example(self.config, record, number, split != "test")
-                for number, record in enumerate(table.records)
-            ),
-            columns=(
-                columns.context,
-                columns.question,
-                columns.choices,
-                *columns.endings,
-                columns.label,
-            ),
+            return Examples()
+        records = _table(path).filled().records
+        found = [_example(self.config, record, number) for number, record in enumerate(records)]
+        examples = [example for example, _ in found]
+        if split != "test":
+            check_labelled(examples)
+        return Examples(examples, columns=found[0][1])
+
+    def parse(self, value, where):
+        """Returns the example of an object as in JSON files, or of context and choices separated by tabs."""
+        if isinstance(value, Mapping):
+            return _example(self.config, Record(value, where))[0]._replace(label=None, id=0)
+        parts = value.split("\t") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(text, str) for text in parts):
+            parts = ()
+        if len(parts) < 3:
+            raise InputError(
+                f"{where}: {value!r:.60} is not a context and two or more choices, with tabs between them, nor like "
+                '{"context": "...", "choices": ["...", "..."]}'
+            )
+        return ChoiceExample(
+            context=parts[0],
+            choices=tuple(parts[1:]),
+            where=where,
         )
 
-    def parse(self, value: object, where: str) -> ChoiceExample:
-        """Returns the example of an object as in JSON files, or of context and choices separated by tabs."""
-        if isinstance(value, str):
-            value = value.split("\t")
-        if isinstance(value, (list, tuple)):
-            if len(value) < 3 or not all(isinstance(text, str) for text in value):
-                raise InputError(
-                    f"{where}: {value!r:.60} is not a context and two or more choices; part them by tabs"
-                )
-            return ChoiceExample(value[0], tuple(value[1:]), None, 0, where)
-        if not isinstance(value, Mapping):
-            raise InputError(
-                f'{where}: {value!r:.60} is not like {{"context": "...", "choices": ["...", "..."]}}'
-            )
-        return _example(self.config, value, 0, False, where)._replace(label=None)
-
-    def make_rows(
-        self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, training: bool
-    ) -> Rows:
+    def make_rows(self, examples, tokenizer, training):
         """Returns a row for each example with one sequence per choice, each truncated to `max_seq_length`."""
         check_length(self.config)
         if training:
             check_labelled(examples)
-        rows, truncated, empty = [], 0, 0
+        rows, counts = [], {CUT: 0, "no token": 0}
         for number, example in enumerate(examples):
             context = tokenizer.encode(example.context)
             endings = tokenizer.encode_batch(example.choices)
-            sequences = [
+            made = [
                 join_texts(tokenizer, context, ending, self.config.max_seq_length)
                 for ending in endings
             ]
-            truncated += any(cut for _, _, cut in sequences)
-            empty += not all(endings)
-            token_ids = np.concatenate([ids for ids, _, _ in sequences])
-            type_ids = np.concatenate([types for _, types, _ in sequences])
+            counts[CUT] += any(sequence.was_cut for sequence in made)
+            counts["no token"] += not all(endings)
+            token_ids = np.concatenate([sequence.token_ids for sequence in made])
+            type_ids = np.concatenate([sequence.type_ids for sequence in made])
+            lengths = tuple(len(sequence.token_ids) for sequence in made)
             rows.append(
                 Row(
-                    number,
-                    token_ids,
-                    type_ids,
-                    tuple(len(ids) for ids, _, _ in sequences),
-                    example.label,
+                    example=number,
+                    token_ids=token_ids,
+                    type_ids=type_ids,
+                    lengths=lengths,
+                    label=example.label,
                 )
             )
-        counts = {CUT: truncated, "no token": empty}
-        return Rows(rows, {reason: count for reason, count in counts.items() if count})
+        return Rows(rows, without_zeros(counts))
 
-    def decode(
-        self, examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[Chosen]:
+    def decode(self, examples, rows, outputs):
         """Returns the most likely choice of each example; ties go to the first."""
         predictions = []
         for row, logits in zip(rows, outputs):
             probabilities = softmax(np.asarray(logits).reshape(-1)[: len(row.lengths)])
             choice = int(probabilities.argmax())
             predictions.append(
-                Chosen(choice, examples[row.example].choices[choice], tuple(probabilities.tolist()))
+                Chosen(
+                    choice=choice,
+                    text=examples[row.example].choices[choice],
+                    probabilities=tuple(probabilities.tolist()),
+                )
             )
         return predictions
 
-    def score(
-        self, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]
-    ) -> dict[str, float]:
-        labels = [labelled(example.label, example.where) for example in examples]
-        return {
-            "accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])
-        }
+    def score(self, examples, predictions):
+        check_labelled(examples)
+        labels = [example.label or 0 for example in examples]
+        return {"accuracy": scores.accuracy(labels, [said.choice for said in predictions])}
 
-    def show(self, prediction: Chosen) -> dict[str, object]:
+    def show(self, prediction):
         return {**prediction._asdict(), "probabilities": list(prediction.probabilities)}
 
-    def write(
-        self,
-        directory: Place,
-        split: str,
-        examples: Sequence[ChoiceExample],
-        predictions: Sequence[Chosen],
-    ) -> None:
-        ids, values = (
-            [example.id for example in examples],
-            [prediction.choice for prediction in predictions],
-        )
-        write_predictions(directory / f"{split}.tsv", ids, values)
+    def write(self, directory, split, examples, predictions):
+        values = [prediction.choice for prediction in predictions]
+        write_predictions(directory / f"{split}.tsv", zip(examples, values))
 
 
 # Reading
@@ -210,86 +163,51 @@ def _table(path: str) -> Table:
     return read_table(path)
 
 
-def _columns(config: TaskConfig, record: Mapping[str, object]) -> Columns:
-    """Returns the columns of a record: those of the settings, or else the first usual names present."""
-    keys = [key for key in record if isinstance(key, str)]
-    context, question = (
-        config.text_column or find_column(_CONTEXTS, keys),
-        find_column(("question",), keys),
-    )
-    has_question = (
-        not config.text_column and question != context and isinstance(record.get(question), str)
-    )
-    choices = config.second_text_column or find_column(_CHOICES, keys)
-    # Numbers have no fixed width, and columns are not always in the order of their numbers.
-    endings = sorted(filter(_ENDING.fullmatch, keys), key=lambda key: int(re.sub(r"\D", "", key)))
-    label = config.label_column or find_column(_LABELS, keys)
-    start = "" if choices else find_column(("sent2",), keys)
-    return Columns(
-        context,
-        question if has_question else "",
-        choices,
-        start,
-        () if choices else tuple(endings),
-        label,
-    )
-
-
 def _example(
-    config: TaskConfig, record: Mapping[str, object], number: int, labelled: bool, where: str = ""
-) -> ChoiceExample:
-    where = record.where if isinstance(record, Record) else where
-    columns = _columns(config, record)
-    context = record.get(columns.context)
-    if not isinstance(context, str):
-        raise _missing(
-            where, columns.context or "context or sent1", "the text that goes on", record
-        )
-    if columns.question:
-        context = f"{context} {record[columns.question]}"
-    right = record.get(columns.label)
-    if columns.choices:
-        choices, start = record.get(columns.choices), ""
-        if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
-            names = choices.get("label")  # such as A, B, C
+    config: TaskConfig, record: Record, number: int = 0
+) -> tuple[ChoiceExample, list[str]]:
+    """Returns the example of a record, and the columns that are read: those of the settings, or usual names.
+
+    Raises: InputError, with its place, if it has no context or no choices.
+    """
+    texts = [config.text_column or find_column(_CONTEXTS, record) or "context"]
+    question = find_column(["question"], record)
+    if question not in ("", *texts) and not config.text_column and type(record[question]) is str:
+        texts.append(question)
+    context = " ".join(record.get_as(name, str) for name in texts)
+    label_column = config.label_column or find_column(_LABELS, record)
+    right, start = record.get(label_column) if label_column else None, ""
+    if name := config.second_text_column or find_column(_CHOICES, record):
+        choices, columns = record, [name]
+        if isinstance(record.get(name), Mapping):  # on the hub choices have names, such as A, B, C
+            choices, name = Record(record[name], record.where), "text"
+            names = choices.get("label")
             right = names.index(right) if isinstance(names, list) and right in names else right
-            choices = choices["text"]
+        endings = choices.texts(name)
     else:
-        choices, start = [record[key] for key in columns.endings], record.get(columns.start) or ""
+        # Numbers have no fixed width, and columns are not always in the order of their numbers.
+        columns = [key for key in map(str, record) if _ENDING.fullmatch(key)]
+        columns.sort(key=lambda key: int(re.sub(r"\D", "", key)))
         # a table has as many columns as the longest row
-        while choices and choices[-1] in ("", None):
-            choices.pop()
-    if not isinstance(choices, list) or not all(
-        isinstance(text, str) for text in (*choices, start)
-    ):
-        raise _missing(where, columns.choices or "choices or ending0", "a list of texts", record)
-    if len(choices) < 2:
-        raise InputError(f"{where} has {len(choices)} choices; there must be two or more")
-    choices = tuple(f"{start} {choice}".strip() for choice in choices)
-    label = _label(right, len(choices), where)
-    if label is None and labelled:
-        raise _missing(
-            where, columns.label or "label", "the number of the right choice, from 0", record
-        )
-    own_id = record.get(find_column(_IDS, [key for key in record if isinstance(key, str)]))
-    return ChoiceExample(context, choices, label, id_of(own_id, number), where)
-
-
-def _missing(where: str, key: str, kind: str, record: Mapping[str, object]) -> InputError:
-    if key in record:
-        return InputError(f"{where}: {key!r} is {record[key]!r:.60}, not {kind}; correct it")
-    keys = ", ".join(repr(str(name)[:40]) for name in list(record)[:20]) or "nothing"
-    return InputError(
-        f"{where} has no {key}, {kind}, but {keys}; add it, or name its column in the settings of task"
-    )
-
-
-def _label(value: object, num_choices: int, where: str) -> int | None:
-    number = as_number("" if value is None else str(value).strip())  # 1.0 too, as pandas writes it
-    if number in ("", -1):
-        return None
-    if isinstance(number, str) or number not in range(num_choices):
+        while columns and record[columns[-1]] in ("", None):
+            columns.pop()
+        endings = [record.get_as(name, str) for name in columns]
+        if start_column := find_column(["sent2"], record):
+            start = record[start_column] or ""
+    if len(endings) < 2:
+        raise InputError(f"{record.where} has {len(endings)} choices; there must be two or more")
+    endings = tuple(f"{start} {ending}".strip() for ending in endings)
+    # 1.0 is 1, as pandas writes it
+    label = as_number("" if right is None else str(right).strip())
+    if label not in ("", -1) and (isinstance(label, str) or label not in range(len(endings))):
         raise InputError(
-            f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}"
+            f"{record.where}: label {right!r:.60} is not the number of a choice, 0 to {len(endings) - 1}"
         )
-    return int(number)
+    example = ChoiceExample(
+        context=context,
+        choices=endings,
+        label=None if label in ("", -1) else int(label),
+        id=id_of(record.get(find_column(_IDS, record)), number),
+        where=record.where,
+    )
+    return example, [*texts, *columns, label_column]

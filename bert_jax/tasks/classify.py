@@ -3,15 +3,14 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.storage.places import Place
 from bert_jax.tasks import texts
 from bert_jax.tasks.base import Prediction, Rows, Task, choose_metric
 from bert_jax.tasks.classify_read import is_pair, labels_of, named_columns, parse_texts, read_texts
@@ -23,10 +22,8 @@ from bert_jax.tasks.labels import (
     classes_of,
     find_labels,
     label_number,
-    number_of,
 )
-from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tasks.scores import RANKING_METRICS, Metrics, ranking_scores
 
 # Usual column names in lower case; the first one present is used.
 CLASS_COLUMNS = (
@@ -51,79 +48,88 @@ _NUMBERS = (
 )
 
 
-class TextTask(Task):
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda number: number,
+    "sigmoid": lambda number: 0.5 * (1 + np.tanh(number / 2)),  # in which nothing overflows
+    "tanh": np.tanh,
+    "relu": lambda number: np.maximum(number, 0),
+}
+
+
+class TextTask(Task[ClassifyExample, Any]):
     """A task of texts or pairs; the settings name the columns or keys of the data."""
 
     head = SEQUENCES
 
-    def parse(self, value: object, where: str) -> ClassifyExample:
+    def parse(self, value, where):
         return parse_texts(named_columns(self.config), is_pair(self.config), value, where)
 
-    def settle(self, examples: Sequence[ClassifyExample]) -> TaskConfig:
+    def settle(self, examples):
         """Returns the settings with `num_texts` set."""
         return dataclasses.replace(
             self.config, num_texts=1 if examples[0].second_text is None else 2
         )
 
-    def write(
-        self,
-        directory: Place,
-        split: str,
-        examples: Sequence[ClassifyExample],
-        predictions: Sequence[Prediction],
-    ) -> None:
+    def write(self, directory, split, examples, predictions):
         """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
-        ids, values = (
-            [example.id for example in examples],
-            [self.value_of(prediction) for prediction in predictions],
-        )
-        texts.write_predictions(directory / f"{split}.tsv", ids, values)
+        pairs = zip(examples, map(self.value_of, predictions))
+        texts.write_predictions(directory / f"{split}.tsv", pairs)
 
     @abc.abstractmethod
     def value_of(self, prediction: Prediction) -> object:
         """Returns what is written of a prediction."""
 
 
-class ClassesTask(Task):
+class ClassesTask(Task[ClassifyExample, texts.Classified]):
     """A task with one of several classes for each text; its maker sets `classes`."""
 
     classes: Classes
 
-    def make_rows(
-        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
-    ) -> Rows:
-        return texts.make_class_rows(self.config, self.classes, examples, tokenizer, training)
+    def make_rows(self, examples, tokenizer, training):
+        """Returns a row for each example; in training, with weights and smoothed labels."""
+        config, classes = self.config, self.classes
+        smoothing = config.label_smoothing if training else 0.0
+        is_soft = smoothing or any(isinstance(example.label, Mapping) for example in examples)
 
-    def decode(
-        self,
-        examples: Sequence[ClassifyExample],
-        rows: Sequence[Row],
-        outputs: Sequence[np.ndarray],
-    ) -> list[texts.Classified]:
-        return texts.decode_classes(self.labels, outputs)
+        def target(example: ClassifyExample) -> np.ndarray | int | None:
+            if is_soft and example.label is not None:
+                return classes.shares(smoothing, example)
+            return classes.of(example)
+
+        rows, counts = texts.make_rows(config, target, examples, tokenizer, training)
+        if training and config.class_weights:
+            shares = np.array([classes.shares(0.0, example) for example in examples])
+            weights = shares @ texts.class_weights(config, shares.sum(axis=0))
+            rows = [row._replace(weight=weight) for row, weight in zip(rows, weights.tolist())]
+        return Rows(rows, counts | classes.respelled(example.label for example in examples))
+
+    def decode(self, examples, rows, outputs):
+        """Returns the most likely class of each example, which has one row; ties go to the first."""
+        predictions = []
+        for output in outputs:
+            shares = texts.softmax(np.asarray(output))
+            best = str(self.labels[int(shares.argmax())])
+            predictions.append(texts.Classified(best, dict(zip(self.labels, shares.tolist()))))
+        return predictions
 
 
-class NumbersTask(Task):
+class NumbersTask(Task[ClassifyExample, texts.Scored]):
     """A task with a number for each text."""
 
     activation: str = ""  # which outputs pass through
 
-    def make_rows(
-        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
-    ) -> Rows:
-        return texts.make_rows(self.config, number_of, examples, tokenizer, training)
+    def make_rows(self, examples, tokenizer, training):
+        def target(example: ClassifyExample) -> float | None:
+            return None if example.label is None else float(example.label)
 
-    def decode(
-        self,
-        examples: Sequence[ClassifyExample],
-        rows: Sequence[Row],
-        outputs: Sequence[np.ndarray],
-    ) -> list[texts.Scored]:
-        return texts.decode_numbers(self.activation, outputs)
+        return texts.make_rows(self.config, target, examples, tokenizer, training)
 
-    def score(
-        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]
-    ) -> dict[str, float]:
+    def decode(self, examples, rows, outputs):
+        activate = _ACTIVATIONS[self.activation]
+        numbers = [np.asarray(output, np.float64).reshape(()) for output in outputs]
+        return [texts.Scored(float(activate(number))) for number in numbers]
+
+    def score(self, examples, predictions):
         return texts.score_numbers(examples, predictions)
 
 
@@ -137,20 +143,18 @@ class ClassificationTask(ClassesTask, TextTask):
         """
         super().__init__(config, tuple(labels) or labels_of(config))
         self.metric = choose_metric(config, (*texts.CLASS_METRICS, *RANKING_METRICS))
-        if self.metric == "f1" and self.labels and len(self.labels) != 2:
+        if self.metric == "f1" and len(self.labels) > 2:
             raise InputError("task.metric f1 is of the second of two classes; use macro_f1")
         self.classes = classes_of(self.labels)
 
-    def read(self, source: str, split: str) -> list[ClassifyExample]:
+    def read(self, source, split):
         hidden = "" if self.classes.find(HIDDEN) is not None else HIDDEN
         return read_texts(self.config, CLASS_COLUMNS, class_of, hidden, source, split)
 
-    def find_labels(self, examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+    def find_labels(self, examples):
         return self.labels or find_labels(examples)
 
-    def score(
-        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]
-    ) -> dict[str, float]:
+    def score(self, examples, predictions):
         if self.metric not in RANKING_METRICS:
             return texts.score_classes(
                 dict.fromkeys(("accuracy", self.metric)), self.classes, examples, predictions
@@ -175,16 +179,14 @@ class RegressionTask(NumbersTask, TextTask):
         self.activation = config.activation
         self.metric = choose_metric(config, (*texts.NUMBER_METRICS, *RANKING_METRICS))
 
-    def read(self, source: str, split: str) -> list[ClassifyExample]:
+    def read(self, source, split):
         return read_texts(self.config, _NUMBERS, label_number, "", source, split)
 
-    def score(
-        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Scored]
-    ) -> dict[str, float]:
+    def score(self, examples, predictions):
         metrics = super().score(examples, predictions)
         if self.metric not in RANKING_METRICS:
             return metrics
-        grades = [number_of(example) or 0.0 for example in examples]
+        grades = [float(example.label or 0) for example in examples]
         return metrics | _ranking(
             examples, grades, [prediction.value for prediction in predictions]
         )
@@ -195,7 +197,7 @@ class RegressionTask(NumbersTask, TextTask):
 
 def _ranking(
     examples: Sequence[ClassifyExample], grades: Sequence[float], values: Sequence[float]
-) -> dict[str, float]:
+) -> Metrics:
     """Returns ranking metrics: the second texts of each first text are ranked by value.
 
     Of equal values, the less relevant come first.

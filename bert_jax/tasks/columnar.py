@@ -1,48 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of data sets with typed columns: TFDS and Parquet. A column may be a class label, whose names are stored."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from bert_jax.data.sources import parquet, tfds_text
-from bert_jax.errors import InputError, not_utf8
+from bert_jax.errors import InputError, reading
 from bert_jax.storage import files, urls
+from bert_jax.tasks.records import Record
 
 _EXAMPLES_AT_ONCE = 64
 
 
-class Record(dict[str, Any]):
-    """The values of a row or an object by name, and its location."""
-
-    __slots__ = ("where",)
-
-    def __init__(self, values: Mapping[str, object] | Iterable[tuple[str, object]], where: str):
-        super().__init__(values)
-        self.where = where
-
-
-def read_tfds(source: str, split: str) -> Iterator[Record]:
-    """Yields the examples of a prepared data set as plain values: strings, numbers, lists.
+def read_tfds(source: str) -> Iterator[Record]:
+    """Yields the examples of a split of a prepared data set as plain values: strings, numbers, lists.
 
     A class label is a number, -1 if it is hidden; `classes_in` has the names.
     Raises: InputError if the data set or the split is missing, or cannot be read without TensorFlow.
     """
-    builder, split, _ = tfds_text.open_builder(f"{source}:{split}")
-    where = f"{source}:{split}"
+    builder, split, _ = tfds_text.open_builder(source, "train")
     num_examples = builder.info.splits[split].num_examples
-    examples: Any = tfds_text.random_access(where, builder, split) if num_examples else []
+    examples: Any = tfds_text.random_access(source, builder, split) if num_examples else []
     for start in range(0, num_examples, _EXAMPLES_AT_ONCE):
         numbers = list(range(start, min(start + _EXAMPLES_AT_ONCE, num_examples)))
-        with tfds_text.tfds_errors(where):
+        with tfds_text.tfds_errors(source):
             batch = examples.__getitems__(numbers)
         for number, example in zip(numbers, batch):
-            location = f"{where}, example {number}"
-            try:
-                yield Record({name: _plain(value) for name, value in example.items()}, location)
-            except UnicodeDecodeError as error:
-                raise not_utf8(error, location) from None
+            where = f"{source}, example {number}"
+            with reading(where):
+                values = {name: _plain(value) for name, value in example.items()}
+            yield Record(values, where)
 
 
 def is_tfds(place: str) -> bool:
@@ -57,14 +46,11 @@ def is_parquet(place: str) -> bool:
 
 def read_parquet(place: str) -> list[Record]:
     """Returns the rows of Parquet files as plain values. Raises: InputError if a file cannot be read."""
-    records = []
-    for source in files.expand_globs(place):
-        rows = parquet.read_rows(urls.local_copy(source), source)
-        records += [
-            Record(row, f"{source}, row {number} (the first is 0)")
-            for number, row in enumerate(rows)
-        ]
-    return records
+    return [
+        Record(row, f"{source}, row {number} (the first is 0)")
+        for source in files.expand_globs(place)
+        for number, row in enumerate(parquet.read_rows(urls.local_copy(source), source))
+    ]
 
 
 def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
@@ -83,23 +69,13 @@ def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
         return classes
     if not is_tfds(place):
         return {}
+    classes = {}
     builder, _, _ = tfds_text.open_builder(place)
     with tfds_text.tfds_errors(place):
-        # of a list
-        features = {
-            name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()
-        }
-        return {
-            name: tuple(kind.names)
-            for name, kind in features.items()
-            if getattr(kind, "names", None)
-        }
-
-
-def parted(place: str) -> tuple[str, str]:
-    """Returns the data set and the split of tfds:NAME:VERSION:SPLIT."""
-    builder, split, _ = tfds_text.open_builder(place, "train")
-    return place.removesuffix(f":{split}"), split
+        for name, kind in builder.info.features.items():
+            if names := getattr(getattr(kind, "feature", kind), "names", None):  # or of a list
+                classes[name] = tuple(names)
+    return classes
 
 
 def _plain(value: object) -> object:

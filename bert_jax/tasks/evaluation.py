@@ -20,6 +20,7 @@ from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Task
+from bert_jax.tasks.scores import Metrics
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -41,17 +42,19 @@ class Data(NamedTuple):
 
 
 def make_split(
-    task: Task, tokenizer: Tokenizer, name: str, examples: list[Example], training: bool = False
+    task: Task,
+    tokenizer: Tokenizer,
+    name: str,
+    examples: list[Example],
+    training: bool = False,
 ) -> Split:
     """Returns the examples with their rows. Raises: TextError, with its place, if the tokenizer fails on a text."""
     try:
-        made = task.make_rows(examples, tokenizer, training)
+        rows, counts = task.make_rows(examples, tokenizer, training)
     except TextError as error:
-        places = [
-            getattr(example, "where", "") for example in examples if _holds(example, error.text)
-        ]
+        places = [getattr(each, "where", "") for each in examples if _holds(each, error.text)]
         raise error.at(next(filter(None, places), name)) from None
-    return Split(name, examples, made.rows, made.counts)
+    return Split(name, examples, rows, counts)
 
 
 def _holds(value: object, text: str) -> bool:
@@ -94,13 +97,20 @@ def make_inference(
             logits, batch, head.weights(batch)
         ), logits
 
-    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or head.all_layers:
-        shardings = tree_shardings(mesh, params), row_sharding(mesh)
-        run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
-        return Inference(model, pack, one_shape, functools.partial(gathered, mesh), run)
-    # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
-    apart = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
-    return Inference(model, pack, one_shape, apart, jax.jit(infer))
+    shardings = tree_shardings(mesh, params), row_sharding(mesh)
+    run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
+    ready: Callable[[Params], PyTree] = functools.partial(gathered, mesh)
+    if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu" and not head.all_layers:
+        # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
+        ready = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
+        run = jax.jit(infer)
+    return Inference(
+        model=model,
+        pack=pack,
+        one_shape=one_shape,
+        ready=ready,
+        run=run,
+    )
 
 
 def predict_split(
@@ -111,14 +121,14 @@ def predict_split(
     batch_size: int,
     mesh: Mesh,
     finished: Callable[[], object] = lambda: None,
-) -> tuple[list[Prediction], dict[str, float]]:
-    """Returns a prediction for every example of a split, and the loss if the labels are known.
+) -> list[Prediction]:
+    """Returns a prediction for every example of a split.
 
     `ready` is the result of `infer.ready` for the parameters, `batch_size` is `most_rows` of `inference_layouts`.
     `finished` is called after each batch.
     """
-    outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
-    return task.decode(split.examples, split.rows, outputs), loss
+    outputs, _ = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
+    return task.decode(split.examples, split.rows, outputs)
 
 
 def _compute_split(
@@ -129,7 +139,7 @@ def _compute_split(
     batch_size: int,
     mesh: Mesh,
     finished: Callable[[], object],
-) -> tuple[list[np.ndarray], dict[str, float]]:
+) -> tuple[list[np.ndarray], Metrics]:
     """Returns the outputs for each row of a split, and the loss if the labels are known."""
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
@@ -166,7 +176,7 @@ def evaluate(
     params: Params,
     keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
     finished: Callable[[], object] = lambda: None,
-) -> tuple[dict[str, float], Task]:
+) -> tuple[Metrics, Task]:
     """Returns the task's metrics on every split, and the task; from the second split on, names end with the split's.
 
     If the task tunes settings, such as thresholds, they are tuned on the first split, for all: the metrics of every
@@ -174,7 +184,7 @@ def evaluate(
 
     `keep` is called with each split and its predictions, and `finished` after each batch.
     """
-    metrics: dict[str, float] = {}
+    metrics: Metrics = {}
     ready = infer.ready(params)
     for split in splits:
         outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
@@ -185,7 +195,10 @@ def evaluate(
 
 
 def _decode(
-    task: Task, split: Split, outputs: Sequence[np.ndarray], tunes: bool
+    task: Task,
+    split: Split,
+    outputs: Sequence[np.ndarray],
+    tunes: bool,
 ) -> tuple[Task, list[Prediction]]:
     """Returns the predictions of a split and the task, whose settings they tune if `tunes`."""
     predictions = task.decode(split.examples, split.rows, outputs)
@@ -196,27 +209,26 @@ def _decode(
     return task, predictions
 
 
-def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
+def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> Metrics:
     """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
     Settings are tuned as in `evaluate`.
     """
-    constant = task.head.constant(
-        [row.label for row in train.rows if row.label is not None], task.num_outputs
-    )
-    metrics: dict[str, float] = {}
+    labels = [row.label for row in train.rows if row.label is not None]
+    constant = task.head.constant(labels, task.num_outputs)
+    metrics: Metrics = {}
     for split in splits:
-        tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
-        outputs = [
-            unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)
-        ]
+        outputs = []
+        for row in split.rows:
+            logits = np.tile(constant, (len(row.token_ids), 1))
+            outputs += unpadded_outputs([row], logits, task.head)
         task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics
 
 
-def _named(scores: dict[str, float], split: Split, splits: Sequence[Split]) -> dict[str, float]:
+def _named(scores: Metrics, split: Split, splits: Sequence[Split]) -> Metrics:
     """Returns the metrics of a split; from the second split on, names end with the split's name."""
     suffix = "" if split is splits[0] else split.name.removeprefix(splits[0].name.partition("_")[0])
     return {name + suffix: float(value) for name, value in scores.items()}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels of texts: names, numbers, and probabilities of several names; and the classes that they are."""
 
+import contextlib
 import math
 import re
 from collections import Counter
@@ -28,6 +29,7 @@ _MOST = float(np.finfo(np.float32).max)  # of a label that is a number
 UNAGREED = "-"  # annotators of NLI did not agree
 HIDDEN = "-1"  # how data sets mark a label that they withhold
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_SWITCH = re.compile(rf"{_NUMBER.pattern}|true|false", re.ASCII)
 # as pandas writes lists into CSV
 _WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)
 _WRITTEN_OBJECT = re.compile(r"""\{.*['"]\s*:.*\}""", re.DOTALL)
@@ -55,11 +57,9 @@ def label_name(value: object, where: str) -> str | None:
 
 def class_of(value: object, where: str) -> str | dict[str, float] | None:
     """Returns a class as text, or the probability of each class; None if it is missing. Raises: as `label_name`."""
-    return (
-        read_labels("", value, where) or None
-        if isinstance(value, Mapping)
-        else label_name(value, where)
-    )
+    if isinstance(value, Mapping):
+        return read_labels("", value, where) or None
+    return label_name(value, where)
 
 
 def read_labels(separator: str, value: object, where: str) -> dict[str, float] | None:
@@ -71,46 +71,32 @@ def read_labels(separator: str, value: object, where: str) -> dict[str, float] |
         return None
     if isinstance(value, Mapping):
         given = {str(name).strip(): share for name, share in value.items() if share is not None}
-        if all(
-            isinstance(share, (bool, int, float)) and 0 <= share <= 1 for share in given.values()
-        ):
-            return {name: float(share) for name, share in given.items()}
-        raise InputError(
-            f"{where}: labels {value!r:.60} are not probabilities from 0 to 1; give such, or a list"
-        )
-    parts = (
-        value.split(separator)
-        if isinstance(value, str)
-        else value
-        if isinstance(value, list)
-        else [value]
-    )
-    names = [name for part in parts if (name := label_name(part, where)) is not None]
-    twice = [
-        name
-        for name in names
-        if (_NUMBER.fullmatch(name) or name in ("true", "false")) and names.count(name) > 1
-    ]
+        for share in given.values():
+            if not isinstance(share, (bool, int, float)) or not 0 <= share <= 1:
+                raise InputError(
+                    f"{where}: labels {value!r:.60} are not probabilities from 0 to 1; give such, or a list"
+                )
+        return {name: float(share) for name, share in given.items()}
+    parts = value.split(separator) if isinstance(value, str) else value
+    names = [label_name(part, where) for part in (parts if isinstance(parts, list) else [parts])]
+    counts = Counter(name for name in names if name is not None)
+    twice = [name for name in counts if counts[name] > 1 and _SWITCH.fullmatch(name)]
     if twice or (isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip())):
         raise InputError(
             f"{where}: labels {value!r:.60} are a list as Python writes it, or a 0 or 1 a label; give names with "
             f"{separator!r} between them, or set task.labels to the names in the order of such numbers"
         )
-    return dict.fromkeys(names, 1.0)
+    return dict.fromkeys(counts, 1.0)
 
 
 def label_number(value: object, where: str) -> float | None:
     """Returns a label as a number; None if it is missing. Raises: InputError if it is not finite in float32."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    try:
-        number = (
-            float(value)
-            if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-            else math.nan
-        )
-    except (ValueError, OverflowError):
-        number = math.nan
+    number = math.nan
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)  # type: ignore[arg-type]
     if not abs(number) <= _MOST:
         raise InputError(
             f"{where}: label {value!r:.60} is not a finite number; for names use the task classification"
@@ -118,12 +104,13 @@ def label_number(value: object, where: str) -> float | None:
     return number
 
 
-def check_labelled(examples: Sequence[Any]) -> None:
-    """Raises: InputError if an example has no label."""
-    if missing := next((example for example in examples if example.label is None), None):
-        raise InputError(
-            f"{missing.where} has no label; training and dev examples need one: correct or remove it"
-        )
+def check_labelled(examples: Sequence[Any], what: str = "label") -> None:
+    """Raises: InputError if an example has no label, or no tags."""
+    for example in examples:
+        if getattr(example, what) is None:
+            raise InputError(
+                f"{example.where} has no {what}; training and dev examples need one: correct or remove it"
+            )
 
 
 def as_number(label: str) -> str | Decimal:
@@ -136,16 +123,13 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
 
     Raises: InputError if there is only one, or almost as many as examples.
     """
-    spelled: dict[str | Decimal, list[str]] = {}
-    given = [example.label for example in examples if example.label is not None]
-    names = [
-        name for label in given for name in (label if isinstance(label, Mapping) else (str(label),))
-    ]
-    for label in dict.fromkeys(names):
-        spelled.setdefault(as_number(label), []).append(label)
-    classes = [
-        min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()
-    ]
+    shortest: dict[str | Decimal, str] = {}
+    for example in examples:
+        names = example.label if isinstance(example.label, Mapping) else [example.label]
+        for name in [str(name) for name in names if name is not None]:
+            known = shortest.setdefault(as_number(name), name)
+            shortest[as_number(name)] = min(known, name, key=lambda each: (len(each), each))
+    classes = list(shortest.values())
     if len(classes) < 2:
         where = examples[0].where if examples else "the training data"
         only = ", ".join(map(repr, classes))[:80] or "none"
@@ -186,55 +170,44 @@ class Classes:
         """
         if isinstance(example.label, Mapping):
             return int(self.shares(0.0, example).argmax())
-        return None if example.label is None else self._number(example)
+        return None if example.label is None else self._number(example.label, example.where)
 
     def shares(self, smoothing: float, example: ClassifyExample) -> np.ndarray:
         """Returns the probability of each class, [K] float32, with a share of `smoothing` spread equally over all."""
-        label = example.label if isinstance(example.label, Mapping) else {str(example.label): 1.0}
+        label = example.label if isinstance(example.label, Mapping) else {example.label: 1.0}
         shares, total = np.zeros(self.count, np.float64), sum(label.values())
         for name, share in label.items():
-            shares[self._number(example._replace(label=name))] += share
+            shares[self._number(name, example.where)] += share
         if not abs(total - 1) < 1e-3:
             raise InputError(
                 f"{example.where}: the probabilities of its label add up to {total:.4g}; make it 1"
             )
         return (shares / total * (1 - smoothing) + smoothing / self.count).astype(np.float32)
 
-    def _number(self, example: ClassifyExample) -> int:
-        if (number := self.find(str(example.label))) is None:
-            known = sorted(
-                self.numbers, key=lambda label: (_is_integer(label), self.numbers[label])
-            )
-            names = ", ".join(map(repr, known[:20]))
+    def _number(self, label: object, where: str) -> int:
+        number = self.find(str(label))
+        if number is None:
+            names = sorted(self.numbers, key=_is_integer)[:20]  # before numbers
             raise InputError(
-                f"{example.where}: label {example.label!r:.60} is not one of {names}; or set task.labels"
+                f"{where}: label {label!r:.60} is not one of {', '.join(map(repr, names))}; or set task.labels"
             )
         return number
 
     def respelled(self, labels: Iterable[object]) -> dict[str, int]:
         """Returns counts of the labels that are spelled differently from their classes, for the log."""
-        others = Counter(
-            str(label) for label in labels if isinstance(label, str) and label not in self.numbers
-        )
         names = {number: name for name, number in reversed(list(self.numbers.items()))}
-        matches = {label: number for label in others if (number := self.find(label)) is not None}
+        others = Counter(label for label in labels if isinstance(label, str))
         return {
-            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label]
-            for label, number in matches.items()
+            f"labels {label!r:.60} read as {names[number]!r:.60}:": count
+            for label, count in others.items()
+            if label not in self.numbers and (number := self.find(label)) is not None
         }
 
 
 def classes_of(labels: Sequence[str]) -> Classes:
     """Returns the classes with these labels. A number is the index of one only if they are LABEL_0, LABEL_1, ..."""
     numbers = {label: index for index, label in enumerate(labels)}
-    by_index = {str(index): numbers.get(f"LABEL_{index}") for index in range(len(labels))}
-    return Classes(
-        numbers | {digits: number for digits, number in by_index.items() if number is not None}
-        if None not in by_index.values()
-        else numbers
-    )
-
-
-def number_of(example: ClassifyExample) -> float | None:
-    """Returns the target of a regression; None if it is not known."""
-    return None if example.label is None else float(example.label)
+    counted = [f"LABEL_{index}" for index in range(len(labels))]
+    if {*counted} == {*labels}:
+        numbers |= {str(index): numbers[label] for index, label in enumerate(counted)}
+    return Classes(numbers)

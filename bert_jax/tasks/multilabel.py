@@ -13,19 +13,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import Rows, choose_metric
+from bert_jax.tasks.base import choose_metric
 from bert_jax.tasks.classify import CLASS_COLUMNS, TextTask
 from bert_jax.tasks.classify_read import labels_of, read_texts
-from bert_jax.tasks.labels import ClassifyExample, read_labels
-from bert_jax.tasks.texts import Labelled, labelled, make_rows
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tasks.labels import ClassifyExample, check_labelled, read_labels
+from bert_jax.tasks.texts import Labelled, make_rows
 
 _LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # usual names of the column
+_NUMBERS = {"0", "1", "true", "false"}  # labels that a list of 0 and 1 may name
 METRICS = ("micro_f1", "macro_f1", "mean_average_precision", "subset_accuracy")
 
 
@@ -47,7 +46,7 @@ class MultilabelTask(TextTask):
                 f"task.thresholds has {len(self.thresholds)} numbers for {len(self.labels)} labels"
             )
 
-    def read(self, source: str, split: str) -> list[ClassifyExample]:
+    def read(self, source, split):
         return read_texts(self.config, _LABELS, self._read_labels, "", source, split)
 
     def _read_labels(self, value: object, where: str) -> dict[str, float] | None:
@@ -56,20 +55,21 @@ class MultilabelTask(TextTask):
         Raises: InputError as `read_labels`.
         """
         names = labels_of(self.config)
-        is_hot = (
-            isinstance(value, list)
-            and len(value) == len(names)
-            and all(share in (0, 1) for share in value)
-        )
-        if isinstance(value, list) and is_hot and not {"0", "1", "true", "false"} & {*names}:
-            return {name: float(share) for name, share in zip(names, value)}
+        shares = value if isinstance(value, list) and len(value) == len(names) else [None]
+        if all(share in (0, 1) for share in shares) and not {*names} & _NUMBERS:
+            return {name: float(share or 0) for name, share in zip(names, shares)}
         return read_labels(self.config.label_separator, value, where)
 
-    def find_labels(self, examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+    def find_labels(self, examples):
         if self.labels:
             return self.labels
-        names = sorted({name for example in examples for name in example.label or ()})
-        given = sum(len(example.label or ()) for example in examples)
+        first: dict[str, str] = {}  # where each label first is
+        given = 0
+        for example in examples:
+            for name in example.label or ():
+                first.setdefault(name, example.where)
+                given += 1
+        names = sorted(first)
         if names in (["0", "1"], ["false", "true"]) and given == 2 * len(examples):
             both = f"the labels {names[0]} and {names[1]}, as a 0 or 1 for each of two labels"
             raise InputError(
@@ -82,15 +82,12 @@ class MultilabelTask(TextTask):
             )
         for name, sign in itertools.product(names, ";|\t"):
             if sign in name and {part.strip() for part in name.split(sign)} <= {*names}:
-                where = next(example.where for example in examples if name in (example.label or ()))
                 raise InputError(
-                    f"{where}: label {name!r:.60} is several; set task.label_separator to {sign!r}"
+                    f"{first[name]}: label {name!r:.60} is several; set task.label_separator to {sign!r}"
                 )
         return tuple(names)
 
-    def make_rows(
-        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
-    ) -> Rows:
+    def make_rows(self, examples, tokenizer, training):
         return make_rows(self.config, self._target, examples, tokenizer, training)
 
     def _target(self, example: ClassifyExample) -> np.ndarray | None:
@@ -104,12 +101,7 @@ class MultilabelTask(TextTask):
             )
         return np.array([example.label.get(name, 0.0) for name in self.labels], np.float32)
 
-    def decode(
-        self,
-        examples: Sequence[ClassifyExample],
-        rows: Sequence[Row],
-        outputs: Sequence[np.ndarray],
-    ) -> list[Labelled]:
+    def decode(self, examples, rows, outputs):
         """Returns the labels of each example, which has one row, whose probability reaches their threshold."""
         thresholds = self.thresholds or (0.5,) * len(self.labels)
         predictions = []
@@ -122,65 +114,48 @@ class MultilabelTask(TextTask):
 
     def _truth(self, examples: Sequence[ClassifyExample]) -> np.ndarray:
         """Returns which labels are given, [N, K] bool."""
-        targets = [labelled(self._target(example), example.where) for example in examples]
+        check_labelled(examples)
+        targets = [self._target(example) for example in examples]
         return np.array(targets).reshape(-1, len(self.labels)) > 0.5
 
     def _shares(self, predictions: Sequence[Labelled]) -> np.ndarray:
-        shares = [
-            [prediction.probabilities[name] for name in self.labels] for prediction in predictions
-        ]
+        """Returns the probabilities, [N, K]."""
+        shares = [[each.probabilities[name] for name in self.labels] for each in predictions]
         return np.array(shares).reshape(-1, len(self.labels))
 
-    def score(
-        self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
-    ) -> dict[str, float]:
+    def score(self, examples, predictions):
         """Returns the metrics, and the F1 of each label, as in scikit-learn, with 0 where they are not defined."""
-        labels, truth = self.labels, self._truth(examples)
-        predicted = np.array(
-            [[name in pred.labels for name in labels] for pred in predictions]
-        ).reshape(truth.shape)
-        right, num_predicted, num_true = (
-            mask.sum(axis=0) for mask in (truth & predicted, predicted, truth)
-        )
-        label_f1 = [
-            scores.precision_recall_f1(*map(int, counts))[2]
-            for counts in zip(right, num_predicted, num_true)
-        ]
-        shares = self._shares(predictions)
-        precisions = [
-            scores.average_precision(truth[:, index], shares[:, index])
-            for index in range(len(labels))
-        ]
-        totals = (int(counts.sum()) for counts in (right, num_predicted, num_true))
+        truth, shares = self._truth(examples), self._shares(predictions)
+        said = [[name in each.labels for name in self.labels] for each in predictions]
+        predicted = np.array(said, bool).reshape(truth.shape)
+        # of each label: right, predicted, true
+        counts = np.array([mask.sum(axis=0) for mask in (truth & predicted, predicted, truth)])
+        label_f1 = [scores.precision_recall_f1(*each)[2] for each in counts.T.tolist()]
+        precisions = list(map(scores.average_precision, truth.T, shares.T))
+        is_same = (truth == predicted).all(axis=1)
         return {
-            "micro_f1": scores.precision_recall_f1(*totals)[2],
+            "micro_f1": scores.precision_recall_f1(*counts.sum(axis=1).tolist())[2],
             "macro_f1": float(np.mean(label_f1)),
             "mean_average_precision": float(np.mean(precisions)),
-            "subset_accuracy": float(np.mean((truth == predicted).all(axis=1)))
-            if len(truth)
-            else 0.0,
-            **{f"f1_{name}": value for name, value in zip(labels, label_f1)},
+            "subset_accuracy": float(np.mean(is_same)) if len(truth) else 0.0,
+            **{f"f1_{name}": value for name, value in zip(self.labels, label_f1)},
         }
 
-    def show(self, prediction: Labelled) -> dict[str, object]:
+    def show(self, prediction):
         return {"labels": list(prediction.labels), "probabilities": prediction.probabilities}
 
     def value_of(self, prediction: Labelled) -> str:
         return self.config.label_separator.join(prediction.labels)
 
-    def tune(
-        self, examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
-    ) -> TaskConfig:
+    def tune(self, examples, predictions):
         """Returns the settings with the threshold of each label that gives the best F1, unless they have thresholds.
 
         It is 0.5 for labels without examples.
         """
         if self.thresholds:
             return self.config
-        truth, shares = self._truth(examples), self._shares(predictions)
-        chosen = [
-            _best_threshold(truth[:, index], shares[:, index]) for index in range(len(self.labels))
-        ]
+        columns = zip(self._truth(examples).T, self._shares(predictions).T)
+        chosen = [_best_threshold(truth, shares) for truth, shares in columns]
         # 6 digits may round to 1
         return dataclasses.replace(self.config, thresholds=",".join(map(repr, chosen)))
 

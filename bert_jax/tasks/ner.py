@@ -13,6 +13,7 @@ Source: paper, section 5.3.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,19 @@ from bert_jax.batch import Row
 from bert_jax.errors import InputError
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.storage.places import Place
 from bert_jax.tasks import tagging
-from bert_jax.tasks.base import CUT_WORDS, Rows, Task, choose_metric, split_names
-from bert_jax.tasks.ner_read import WORD_COLUMNS, NerExample, read_sentences
-from bert_jax.tasks.tagging import OUTSIDE
+from bert_jax.tasks.base import (
+    CUT_WORDS,
+    Rows,
+    Task,
+    choose_metric,
+    single_row,
+    split_names,
+    without_zeros,
+)
+from bert_jax.tasks.labels import check_labelled
+from bert_jax.tasks.ner_read import WORD_COLUMNS, read_sentences
+from bert_jax.tasks.tagging import OUTSIDE, NerExample
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import DescribedPieces
 
@@ -55,7 +64,7 @@ class Asked(NamedTuple):
     words: np.ndarray  # their indices in the sentence
 
 
-class NerTask(Task):
+class NerTask(Task[NerExample, Tagged]):
     """A tag for each word."""
 
     head = TOKENS
@@ -65,52 +74,54 @@ class NerTask(Task):
 
         Raises: InputError if a setting cannot be used.
         """
-        super().__init__(config, [label.strip() for label in labels] or _labels_of(config))
+        names: Sequence[str] = [label.strip() for label in labels]
+        if not names:
+            names = split_names(config.labels)
+            if OUTSIDE not in names and not any(map(tagging.is_tag, names)):
+                names = _tags_of_types(names)
+        super().__init__(config, names)
         is_plain = tagging.are_names(self.labels)  # such as parts of speech, used as they are
-        if is_plain is None or (
-            any(map(tagging.is_tag, self.labels)) and OUTSIDE not in self.labels
-        ):
+        has_tags = any(map(tagging.is_tag, self.labels))
+        if is_plain is None or (has_tags and OUTSIDE not in self.labels):
             raise InputError(
                 f"labels {', '.join(self.labels)[:120]} are not O, B-PER, I-PER and the like"
             )
         self.is_plain = is_plain
-        metrics = (
-            ("accuracy", "macro_f1") if is_plain else ("f1", "precision", "recall", "accuracy")
-        )
-        self.metric = choose_metric(config, metrics if self.labels else (*metrics, "macro_f1"))
+        metrics = ("f1", "precision", "recall", "accuracy", "macro_f1")
+        if self.labels:  # it is known what they are
+            metrics = ("accuracy", "macro_f1") if is_plain else metrics[:-1]
+        self.metric = choose_metric(config, metrics)
         self._numbers = {label: index for index, label in enumerate(self.labels)}
 
-    def read(self, source: str, split: str) -> list[NerExample]:
+    def read(self, source, split):
         return read_sentences(self.config, source, split)
 
-    def parse(self, value: object, where: str) -> NerExample:
+    def parse(self, value, where):
         """Returns the example of a text, a list of words, or an object with either."""
-        named = (
-            WORD_COLUMNS[0]
-            if self.config.text_column.isdigit()
-            else self.config.text_column or WORD_COLUMNS[0]
-        )
+        column = self.config.text_column
+        named = WORD_COLUMNS[0] if column.isdigit() else column or WORD_COLUMNS[0]
         if isinstance(value, Mapping):
-            value = next(
-                (value[key] for key in (named, *WORD_COLUMNS, "text") if key in value), None
-            )
+            keys = [key for key in (named, *WORD_COLUMNS, "text") if key in value]
+            value = value[keys[0]] if keys else None
         if isinstance(value, str):
             pieces = list(tagging.split_words(value))
+            words, starts = [word for word, _ in pieces], [start for _, start in pieces]
             return NerExample(
-                [word for word, _ in pieces],
-                None,
-                None,
-                where,
-                value,
-                [start for _, start in pieces],
+                words=words,
+                where=where,
+                text=value,
+                starts=starts,
             )
         if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
-            return NerExample(list(value), None, None, where)
+            return NerExample(
+                words=list(value),
+                where=where,
+            )
         raise InputError(
             f'{where}: give a text, a list of words, {{"text": "..."}} or {{"{named}": ["...", "..."]}}'
         )
 
-    def find_labels(self, examples: Sequence[NerExample]) -> tuple[str, ...]:
+    def find_labels(self, examples):
         """Returns O, and B- and I- of each entity type in the data, sorted; or the tags themselves if they are names.
 
         Raises: InputError if there are no entities.
@@ -129,82 +140,55 @@ class NerTask(Task):
 
     # Rows
 
-    def make_rows(
-        self, examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool
-    ) -> Rows:
+    def make_rows(self, examples, tokenizer, training):
         """Returns the rows of the sentences: several for a long sentence, none for a sentence without tokens."""
-        if self.config.max_seq_length < 3:
+        room = self.config.max_seq_length - 2
+        if room < 1:
             raise InputError(
                 f"task.max_seq_length {self.config.max_seq_length} is below 3, [CLS] word [SEP]"
             )
-        room = self.config.max_seq_length - 2
+        if training:
+            check_labelled(examples, "tags")
+        counts = Counter[str]()
         rows: list[Row] = []
-        counts = dict.fromkeys(
-            ("words without token", CUT_WORDS, "cut into windows", "skipped: no token"), 0
-        )
         memo: dict[str, list[int]] = {}
 
-        def pieces_of(example: NerExample) -> list[list[int]]:
-            if example.text and tokenizer.kind == DescribedPieces.kind:
-                return _pieces_in_text(example, tokenizer)
-            memo.update(
-                {word: tokenizer.encode(word) for word in example.words if word not in memo}
-            )
-            return [memo[word] for word in example.words]
+        def document_of(number: int) -> object:
+            document = examples[number].document if self.config.document_context else None
+            return (number,) if document is None else document
 
-        def group(item: tuple[int, NerExample]) -> object:
-            return (
-                item[1].document
-                if self.config.document_context and item[1].document is not None
-                else (item[0],)
-            )
-
-        for _, members in itertools.groupby(enumerate(examples), key=group):
-            members = list(members)
-            pieces = [ids for _, example in members for ids in pieces_of(example)]
+        for _, members in itertools.groupby(range(len(examples)), document_of):
+            numbers = list(members)
+            pieces = []
+            for number in numbers:
+                pieces += _pieces(examples[number], tokenizer, memo)
             counts["words without token"] += sum(not ids for ids in pieces)
             counts[CUT_WORDS] += sum(len(ids) > room for ids in pieces)
-            pieces = [ids[:room] for ids in pieces]
-            offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens within the document
-            tokens = np.fromiter(itertools.chain.from_iterable(pieces), np.int32, offsets[-1])
+            document = _Document(tokenizer, [ids[:room] for ids in pieces], room)
             first = 0
-            for number, example in members:
-                label_ids = self._label_ids(example, training)
-                windows = _windows(offsets, first, first + len(example.words), room)
+            for number in numbers:
+                last = first + len(examples[number].words)
+                label_ids = self._label_ids(examples[number], training)
+                windows = document.windows(first, last)
                 counts["cut into windows"] += len(windows) > 1
                 counts["skipped: no token"] += not windows
                 for start, end in windows:
-                    row = _row(tokenizer, tokens, offsets, start, end, room)
-                    words = np.arange(start, end)[np.diff(offsets[start : end + 1]) > 0]
-                    asked = Asked(
-                        (offsets[words] - row[1] + 1).astype(np.int32),
-                        (words - first).astype(np.int32),
-                    )
+                    ids, words, positions = document.row(start, end)
+                    asked = Asked(positions, words - first)
                     target = None
                     if label_ids is not None:
-                        target = np.full(len(row[0]), -1, np.int32)
-                        target[asked.positions] = label_ids[asked.words]
-                    rows.append(
-                        Row(
-                            number,
-                            row[0],
-                            np.zeros(len(row[0]), np.uint8),
-                            (len(row[0]),),
-                            target,
-                            asked,
-                        )
-                    )
-                first += len(example.words)
-        return Rows(rows, {reason: count for reason, count in counts.items() if count})
+                        target = np.full(len(ids), -1, np.int32)
+                        target[positions] = label_ids[asked.words]
+                    rows.append(single_row(number, ids, target, asked))
+                first = last
+        return Rows(rows, without_zeros(counts))
 
     def _label_ids(self, example: NerExample, training: bool) -> np.ndarray | None:
         """Returns the label of each word, -1 for a type that the model does not know; None without tags.
 
-        Raises: InputError in training, where tags and types must be known.
+        Raises: InputError in training, where types must be known.
         """
         if example.tags is None:
-            if training:
-                raise InputError(f"{example.where} has no tags; training examples need them")
             return None
         tags = self._in_scheme(example.tags, tagging.scheme_of(self.labels))
         ids = [self._number(tag) for tag in tags]
@@ -223,45 +207,38 @@ class NerTask(Task):
 
     # Predictions
 
-    def decode(
-        self, examples: Sequence[NerExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[Tagged]:
+    def decode(self, examples, rows, outputs):
         """Returns the tags of each sentence, O for a word without a token, and its entities unless tags are names."""
         decoded = [[OUTSIDE] * len(example.words) for example in examples]
         for row, logits in zip(rows, outputs):
             best = np.asarray(logits)[row.detail.positions].argmax(axis=-1)
-            for word, label in zip(row.detail.words.tolist(), best.tolist()):
+            for word, label in zip(row.detail.words, best):
                 decoded[row.example][word] = self.labels[label]
-        entities = [[] if self.is_plain else tagging.entities(tags) for tags in decoded]
-        return list(map(_tagged, examples, decoded, entities))
-
-    def score(
-        self, examples: Sequence[NerExample], predictions: Sequence[Tagged]
-    ) -> dict[str, float]:
-        if missing := next((example for example in examples if example.tags is None), None):
-            raise InputError(
-                f"{missing.where} has no tags; predictions are scored where they are known"
+        predictions = []
+        for example, tags in zip(examples, decoded):
+            entities = [] if self.is_plain else _find_entities(example, tags)
+            predictions.append(
+                Tagged(
+                    words=list(example.words),
+                    tags=tags,
+                    entities=entities,
+                )
             )
+        return predictions
+
+    def score(self, examples, predictions):
+        check_labelled(examples, "tags")
         truth = [self._in_scheme(example.tags or ()) for example in examples]
-        return tagging.score_tags(
-            truth, [self._in_scheme(prediction.tags) for prediction in predictions]
-        )
+        said = [self._in_scheme(prediction.tags) for prediction in predictions]
+        return tagging.score_tags(truth, said)
 
-    def show(self, prediction: Tagged) -> dict[str, object]:
-        entities = (
-            {}
-            if self.is_plain
-            else {"entities": [entity._asdict() for entity in prediction.entities]}
-        )
-        return {**entities, "words": prediction.words, "tags": prediction.tags}
+    def show(self, prediction):
+        shown: dict[str, object] = {"words": prediction.words, "tags": prediction.tags}
+        if self.is_plain:
+            return shown
+        return {"entities": [entity._asdict() for entity in prediction.entities], **shown}
 
-    def write(
-        self,
-        directory: Place,
-        split: str,
-        examples: Sequence[NerExample],
-        predictions: Sequence[Tagged],
-    ) -> None:
+    def write(self, directory, split, examples, predictions):
         """Writes SPLIT.conll: the word, the true tag in IOB2 if it is known, and the predicted tag."""
         sentences = []
         for example, prediction in zip(examples, predictions):
@@ -271,87 +248,100 @@ class NerTask(Task):
 
     def _in_scheme(self, tags: Sequence[str], scheme: str = "IOB2") -> list[str]:
         """Returns tags of entities in a scheme; tags that are names stay as they are."""
-        return (
-            list(tags)
-            if self.is_plain
-            else tagging.to_tags(tagging.entities(tags), len(tags), scheme)
-        )
-
-
-def _labels_of(config: TaskConfig) -> tuple[str, ...]:
-    names = split_names(config.labels)
-    return names if OUTSIDE in names or any(map(tagging.is_tag, names)) else _tags_of_types(names)
+        if self.is_plain:
+            return list(tags)
+        return tagging.to_tags(tagging.entities(tags), len(tags), scheme)
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
-    return (
-        (OUTSIDE, *(f"{prefix}-{kind}".removesuffix("-") for kind in types for prefix in "BI"))
-        if types
-        else ()
-    )
+    tags = [f"{prefix}-{kind}".removesuffix("-") for kind in types for prefix in "BI"]
+    return (OUTSIDE, *tags) if tags else ()
 
 
-def _pieces_in_text(example: NerExample, tokenizer: Tokenizer) -> list[list[int]]:
-    """Returns the tokens of each word of a text as the text has them, with a blank before a word or without.
+def _pieces(
+    example: NerExample, tokenizer: Tokenizer, memo: dict[str, list[int]]
+) -> list[list[int]]:
+    """Returns the tokens of each word; of a text those that the text has, with a blank before a word or without.
 
     A token of no more than a blank belongs to the word after it. A word within another's token has none.
     """
+    if not example.text or tokenizer.kind != DescribedPieces.kind:
+        for word in example.words:
+            if word not in memo:
+                memo[word] = tokenizer.encode(word)
+        return [memo[word] for word in example.words]
     ids, spans = tokenizer.encode_with_offsets(example.text)
-    after, inside = (
-        np.searchsorted(example.starts, spans[:, 0], side) for side in ("left", "right")
-    )
+    after = np.searchsorted(example.starts, spans[:, 0], "left")
+    inside = np.searchsorted(example.starts, spans[:, 0], "right") - 1
     pieces: list[list[int]] = [[] for _ in example.words]
-    for index, word in zip(ids, np.where(spans[:, 0] == spans[:, 1], after, inside - 1)):
+    for index, word in zip(ids, np.where(spans[:, 0] == spans[:, 1], after, inside)):
         if 0 <= word < len(pieces):
             pieces[word].append(index)
     return pieces
 
 
-def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple[int, int]]:
-    """Returns windows of words [start, end) of similar length, each with at most `room` tokens; [] without tokens."""
-    total = int(offsets[end] - offsets[start])
-    if not total:
-        return []
-    if total <= room:
-        return [(start, end)]
-    most = -(-total // -(-total // room))  # tokens of a part, if words were no longer than a token
-    parts, first = [], start
-    while first < end:
-        last = int(np.searchsorted(offsets, offsets[first] + most, "right")) - 1
-        if last == first or offsets[last] == offsets[first]:  # a single word that is longer
-            last = int(np.searchsorted(offsets, offsets[first], "right"))
-        last = min(last, end)
-        if offsets[last] > offsets[first]:
-            parts.append((first, last))
-        first = last
-    return parts
+class _Document:
+    """The tokens of the words of a document, each word of at most `room` tokens, from which rows are cut."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        pieces: list[list[int]],
+        room: int,
+    ) -> None:
+        self.tokenizer, self.room = tokenizer, room
+        self.offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens
+        self.tokens = np.array([index for ids in pieces for index in ids], np.int32)
+
+    def windows(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns windows of words [start, end) of similar length, each of at most `room` tokens; [] without tokens."""
+        offsets, total = self.offsets, int(self.offsets[end] - self.offsets[start])
+        # tokens of a part, if words were no longer than a token
+        most = -(-total // -(-total // self.room)) if total else 0
+        parts, first = [], start
+        while first < end:
+            last = int(np.searchsorted(offsets, offsets[first] + most, "right")) - 1
+            if offsets[last] == offsets[first]:  # a single word that is longer
+                last = int(np.searchsorted(offsets, offsets[first], "right"))
+            last = min(last, end)
+            if offsets[last] > offsets[first]:
+                parts.append((first, last))
+            first = last
+        return parts
+
+    def row(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the token ids of [CLS] context words context [SEP]; the words that have tokens, and where they begin.
+
+        There are as many tokens of context before as after, if possible.
+        """
+        offsets = self.offsets
+        first, last = int(offsets[start]), int(offsets[end])
+        spare, after = self.room - (last - first), int(offsets[-1]) - last
+        before = min(first, max(spare // 2, spare - after))
+        # at the start and the end of a word
+        first = int(offsets[np.searchsorted(offsets, first - before, "left")])
+        end_of_row = last + min(after, spare - before)
+        last = int(offsets[np.searchsorted(offsets, end_of_row, "right") - 1])
+        cls, sep = self.tokenizer.cls_id, self.tokenizer.sep_id
+        ids = np.array([cls, *self.tokens[first:last], sep], np.int32)
+        words = start + np.flatnonzero(np.diff(offsets[start : end + 1])).astype(np.int32)
+        return ids, words, (offsets[words] - first + 1).astype(np.int32)
 
 
-def _row(
-    tokenizer: Tokenizer, tokens: np.ndarray, offsets: np.ndarray, start: int, end: int, room: int
-) -> tuple[np.ndarray, int]:
-    """Returns the token ids of [CLS] context words context [SEP], and the first one's position in the document."""
-    first, last = int(offsets[start]), int(offsets[end])
-    spare, after = room - (last - first), int(offsets[-1]) - last
-    before = min(first, max(spare // 2, spare - after))
-    first = int(offsets[np.searchsorted(offsets, first - before, "left")])  # at the start of a word
-    last = int(offsets[np.searchsorted(offsets, last + min(after, spare - before), "right") - 1])
-    ids = np.concatenate([[tokenizer.cls_id], tokens[first:last], [tokenizer.sep_id]]).astype(
-        np.int32
-    )
-    return ids, first
-
-
-def _tagged(example: NerExample, tags: list[str], entities: list[tagging.Entity]) -> Tagged:
-    words = list(example.words)
-    text, starts = example.text, example.starts
-    if entities and not text:
+def _find_entities(example: NerExample, tags: list[str]) -> list[FoundEntity]:
+    words, text, starts = example.words, example.text, example.starts
+    if not text:
         text = " ".join(words)
         starts = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))
-    spans = [
-        (ent.type, starts[ent.start], starts[ent.end - 1] + len(words[ent.end - 1]))
-        for ent in entities
-    ]
-    return Tagged(
-        words, tags, [FoundEntity(kind, text[start:end], start, end) for kind, start, end in spans]
-    )
+    found = []
+    for kind, first, end in tagging.entities(tags):
+        start, stop = starts[first], starts[end - 1] + len(words[end - 1])
+        found.append(
+            FoundEntity(
+                type=kind,
+                text=text[start:stop],
+                start=start,
+                end=stop,
+            )
+        )
+    return found

@@ -2,32 +2,20 @@
 """Reads sentences with a tag for each word: files in columns (CoNLL, WNUT), JSON lines with lists, Parquet, TFDS."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import tagging
 from bert_jax.tasks.base import split_names
-from bert_jax.tasks.columnar import Record, classes_in, is_tfds
-from bert_jax.tasks.readers import find_column, find_split_file, plain_name, read_lines, read_table
-from bert_jax.tasks.tagging import OUTSIDE
-from bert_jax.tasks.texts import named_class
+from bert_jax.tasks.columnar import classes_in
+from bert_jax.tasks.labels import check_labelled
+from bert_jax.tasks.readers import find_split_file, is_records, plain_name, read_lines, read_table
+from bert_jax.tasks.records import Record, find_column, named_class
+from bert_jax.tasks.tagging import OUTSIDE, NerExample
 
 WORD_COLUMNS = ("tokens", "words")
 _TAGS = ("ner_tags", "ner", "tags", "labels")
 _NUMBERS = "tags are numbers; write all tags in task.labels in the order of their numbers, such as O,B-PER,I-PER"
-
-
-class NerExample(NamedTuple):
-    """A sentence."""
-
-    words: Sequence[str]
-    tags: Sequence[str] | None = None
-    document: int | None = None  # consecutive sentences with the same number belong to one document
-    where: str = ""
-    text: str = ""  # the original text; "" means the words joined by blanks
-    starts: Sequence[int] = ()  # of the words in the text, in characters
 
 
 def read_sentences(config: TaskConfig, source: str, split: str) -> list[NerExample]:
@@ -35,19 +23,12 @@ def read_sentences(config: TaskConfig, source: str, split: str) -> list[NerExamp
     path = find_split_file(source, split)
     if not path:
         return []
-    if is_tfds(path) or plain_name(path).endswith((".json", ".jsonl", ".ndjson", ".parquet")):
-        examples = _read_records(config, path)
-    else:
-        examples = _read_columns(config, path)
+    examples = (_read_records if is_records(path) else _read_columns)(config, path)
     if not examples:
         raise InputError(f"{path} holds no sentence; give data, a word and its tag a line")
     examples = _with_names(config, examples)
-    if split != "test" and (
-        missing := next((example for example in examples if example.tags is None), None)
-    ):
-        raise InputError(
-            f"{missing.where} has no tags; write word, tab and tag, or correct task.label_column"
-        )
+    if split != "test":
+        check_labelled(examples, "tags")
     return examples
 
 
@@ -58,23 +39,17 @@ def _with_names(config: TaskConfig, examples: list[NerExample]) -> list[NerExamp
     """
     names = split_names(config.labels)
     given = {tag: example.where for example in examples for tag in example.tags or ()}
-    if (
-        not given
-        or not names
-        or not all(tag.isdecimal() for tag in given)
-        or set(given) & set(names)
-    ):
+    if not names or not given or not all(map(str.isdecimal, given)) or {*given} & {*names}:
         return examples
     if OUTSIDE not in names:
         raise InputError(f"{examples[0].where}: {_NUMBERS}")
-    if beyond := next((tag for tag in given if int(tag) >= len(names)), None):
-        raise InputError(
-            f"{given[beyond]}: tag {beyond} is beyond the {len(names)} of task.labels; write all of them"
-        )
+    for tag, where in given.items():
+        if int(tag) >= len(names):
+            raise InputError(
+                f"{where}: tag {tag} is beyond the {len(names)} of task.labels; write all of them"
+            )
     return [
-        example
-        if example.tags is None
-        else example._replace(tags=[names[int(tag)] for tag in example.tags])
+        example._replace(tags=example.tags and [names[int(tag)] for tag in example.tags])
         for example in examples
     ]
 
@@ -86,29 +61,18 @@ def _read_columns(config: TaskConfig, path: str) -> list[NerExample]:
         raise InputError(
             f"{path} is a table with a word a row; write word, tab and tag, with blank lines between"
         )
-    word_column, tag_column = (
-        _number(config.text_column, "text_column"),
-        _number(config.label_column, "label_column"),
-    )
+    word_column = _number(config.text_column, "text_column")
+    tag_column = _number(config.label_column, "label_column")
     if tag_column == (word_column or 1):
         raise InputError(
             f"task.label_column {tag_column} is the column of the words; give that of the tags"
         )
     sentences = tagging.read_conll(path, word_column or 1, tag_column)
-    if (
-        not word_column
-        and sentences
-        and sentences[0].tags is not None
-        and tagging.are_counts(sentences)
-    ):
-        where = sentences[0].where
+    if not word_column and sentences and sentences[0].tags and tagging.are_counts(sentences):
         raise InputError(
-            f"{where}: the first column counts the words; set task.text_column to theirs, such as 2"
+            f"{sentences[0].where}: the first column counts the words; set task.text_column to theirs, such as 2"
         )
-    return [
-        NerExample(sentence.words, sentence.tags, sentence.document, sentence.where)
-        for sentence in sentences
-    ]
+    return sentences
 
 
 def _number(column: str, setting: str) -> int:
@@ -121,36 +85,29 @@ def _number(column: str, setting: str) -> int:
 def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
     classes = classes_in(path)
     examples = []
+    first_of: dict[str, tuple[str, str]] = {}  # word and place of each tag
     for record in read_table(path).records:
-        words_key = config.text_column or find_column(WORD_COLUMNS, list(record)) or WORD_COLUMNS[0]
-        tags_key = config.label_column or find_column(_TAGS, list(record)) or _TAGS[0]
+        words_key = config.text_column or find_column(WORD_COLUMNS, record) or WORD_COLUMNS[0]
+        tags_key = config.label_column or find_column(_TAGS, record)
         if words_key not in record:
             _check_no_spans(record)
-        words, tags = _strings(record, words_key), None
+        words, tags = record.texts(words_key), None
         if record.get(tags_key) is not None:
             values = named_class(record[tags_key], classes.get(tags_key))
-            if isinstance(values, list) and values and all(type(value) is int for value in values):
+            if isinstance(values, list) and any(type(value) is int for value in values):
                 if not config.labels:
                     raise InputError(f"{record.where}: {_NUMBERS}")
                 values = list(map(str, values))
-            tags = [
-                tag.strip() for tag in _strings(Record({tags_key: values}, record.where), tags_key)
-            ]
+            tags = [tag.strip() for tag in Record({tags_key: values}, record.where).texts(tags_key)]
             if len(tags) != len(words) or not all(tags):
-                problem = (
-                    f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
-                )
                 raise InputError(
-                    f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE"
+                    f"{record.where}: {len(words)} words have {len(tags)} tags, or one is empty; write one for each "
+                    "word: O, B-TYPE or I-TYPE"
                 )
+            for tag, word in zip(tags, words):
+                first_of.setdefault(tag, (word, record.where))
         examples.append(NerExample(words, tags, 0, record.where))
-    if (
-        wrong := tagging.find_unlike(tag for example in examples for tag in example.tags or ())
-    ) is not None:
-        where = next(example.where for example in examples if wrong in (example.tags or ()))
-        raise InputError(
-            f"{where}: tag {wrong!r:.60} is not one of an entity; write O, B-TYPE or I-TYPE"
-        )
+    tagging.check_alike(first_of)
     return examples
 
 
@@ -163,11 +120,3 @@ def _check_no_spans(record: Record) -> None:
                 f"{record.where} is a text with spans in {name!r}, as doccano writes it, and ner reads a tag a word: "
                 "write tokens and ner_tags, for example by spaCy's offsets_to_biluo_tags"
             )
-
-
-def _strings(record: Mapping[str, object], key: str) -> list[str]:
-    values = record.get(key)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        where = record.where if isinstance(record, Record) else ""
-        raise InputError(f"{where}: {key!r} is {values!r:.60}, not a list of strings; write it so")
-    return values

@@ -22,8 +22,9 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Task, largest_type
 from bert_jax.tasks.catalog import USUAL, Own, make_task
-from bert_jax.tasks.embeddings.task import EmbeddingTask, are_alone, from_start
-from bert_jax.tasks.evaluation import Data, make_split
+from bert_jax.tasks.embeddings.read import are_alone
+from bert_jax.tasks.embeddings.task import EmbeddingTask, from_start
+from bert_jax.tasks.evaluation import Data, Split, make_split
 from bert_jax.tasks.results import listed
 
 
@@ -58,8 +59,18 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
         model = dataclasses.replace(model, hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
         note = "texts alone differ from themselves by dropout only, and model has none: both its rates are 0.1"
         start = dataclasses.replace(start, notes=(*start.notes, note))
-    check_layers(config, model)
-    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data))
+    if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
+        raise InputError(
+            f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all"
+        )
+    return TaskInputs(
+        config=config.resolved(),
+        task=task,
+        start=start,
+        data=data,
+        model=model,
+        train=train_config(config, data),
+    )
 
 
 def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
@@ -118,47 +129,31 @@ def prepare(
         )
     labels = task.labels or task.find_labels(examples)
     is_own = start.task not in HEADS  # whose parts are not known here
-    known = (
-        start.params.keys() & {"classifier"} if not is_own else start.params.keys() - {"encoder"}
-    )
-    classes = 0 if is_own or not known else start.params["classifier"]["bias"].shape[0]
-    is_same = (
-        start.task == task.head.name
-        and not start.problem
-        and sorted(start.labels) == sorted(labels)
-    )
-    if known and is_same and classes in (0, len(labels) or task.num_outputs):
-        labels = start.labels  # the head is kept, so its order is too
-    elif known:
-        about = f"of {', '.join(start.labels)}" if start.labels else f"of {classes} classes"
-        note = f"its {start.task if is_own else f'classifier, {about},'} is not used"
-        params = {name: part for name, part in start.params.items() if name not in known}
-        start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
+    known = start.params.keys() - {"encoder"} if is_own else start.params.keys() & {"classifier"}
+    if known:
+        classes = 0 if is_own else start.params["classifier"]["bias"].shape[0]
+        is_same = start.task == task.head.name and sorted(start.labels) == sorted(labels)
+        if is_same and not start.problem and classes in (0, len(labels) or task.num_outputs):
+            labels = start.labels  # the head is kept, so its order is too
+        else:
+            about = f"of {', '.join(start.labels)}" if start.labels else f"of {classes} classes"
+            note = f"its {start.task if is_own else f'classifier, {about},'} is not used"
+            params = {name: part for name, part in start.params.items() if name not in known}
+            start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
     settings = task.settle(examples)
     if (settings, labels) != (task.config, task.labels):
         task = task.remade(settings, labels)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
     if not train.rows:
         raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")
-    others = {
-        kind: [
-            make_split(task, start.tokenizer, name, split_examples)
-            for name in task.splits.get(kind, ())
-            if (split_examples := task.read(source, name))
-        ]
-        for kind in ("eval", "test")
-    }
+    others: dict[str, list[Split]] = {"eval": [], "test": []}
+    for kind, splits in others.items():
+        for name in task.splits.get(kind, ()):
+            if found := task.read(source, name):
+                splits.append(make_split(task, start.tokenizer, name, found))
     for split in (train, *others["eval"], *others["test"]):
         check_type_ids(start.config, largest_type(split.rows), f"{split.name} of {source}")
     return task, start, Data(train, others["eval"], others["test"])
-
-
-def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:
-    """Raises: InputError if the model has too few layers for the probe."""
-    if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
-        raise InputError(
-            f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all"
-        )
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:

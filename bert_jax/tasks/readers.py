@@ -8,27 +8,28 @@ In CSV a quoted value may contain commas and line ends. Everything is UTF-8, wit
 
 A source is a file, a directory with a file for each split, itself or in data/ or its only folder (of Parquet also
 several, as on the Hugging Face hub: hf://datasets/ORG/NAME), tfds:NAME[:VERSION], or two or three of them separated by
-commas, for train, dev and test.
+commas, for train, dev and test, or with these names: train=FILE,dev=FILE.
 """
 
 import contextlib
 import csv
 import glob
 import io
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bert_jax.data.sources import tfds_text
-from bert_jax.data.sources.formats import check_line_ends
+from bert_jax.data.sources.formats import check_encoding, check_line_ends
 from bert_jax.errors import InputError, not_utf8
 from bert_jax.storage import files, urls
-from bert_jax.tasks import not_tables
-from bert_jax.tasks.columnar import Record, is_parquet, is_tfds, parted, read_parquet, read_tfds
-from bert_jax.tasks.json_values import check_characters, load_json, parse_json
+from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
+from bert_jax.tasks.json_values import parse_json
+from bert_jax.tasks.records import Record, to_record
 
+Splits: TypeAlias = Mapping[str, Sequence[str]]  # to names of files, best first
+Lines: TypeAlias = Iterator[tuple[str, list[str]]]  # where each row stands, and its columns
 # The names of splits in files and in TFDS. A source with commas lists them in this order.
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -36,21 +37,12 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "test": ("test",),
 }
 
-_SUFFIXES = (
-    ".tsv",
-    ".csv",
-    ".jsonl",
-    ".ndjson",
-    ".json",
-    ".txt",
-    ".conll",
-    ".bio",
-    ".iob",
-    ".iob2",
-    ".parquet",
-)
+_JSON_LINES = (".jsonl", ".ndjson")
+_COLUMNS = (".tsv", ".txt", ".conll", ".bio", ".iob", ".iob2")
+_SUFFIXES = (*_COLUMNS, *_JSON_LINES, ".csv", ".json", ".parquet")
 # of the parts of a split on the Hugging Face hub
 _PART = re.compile(r"-(\d{5})(-of-\d{5})(?:-[0-9a-f]+)?$")
+_NAMED_SPLIT = re.compile(rf"({'|'.join(SPLITS)})=")
 _BYTE_ORDER_MARK = "\ufeff"
 _LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below a long document
 
@@ -58,9 +50,16 @@ _LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below
 class Table(NamedTuple):
     """The records of a file or split, and their columns."""
 
+    place: str
     columns: tuple[str, ...]  # in order; for JSON, every name that occurs
     records: list[Record]
     skipped: int = 0  # rows with too few columns
+
+    def filled(self) -> "Table":
+        """Returns the table. Raises: InputError if it has no record."""
+        if not self.records:
+            raise InputError(f"{self.place} holds no example; give data, a row or object for each")
+        return self
 
 
 class Examples(list[Any]):
@@ -77,29 +76,30 @@ class Examples(list[Any]):
         self.columns = tuple(name for name in columns if name)
 
 
-def find_column(usual: Iterable[str], columns: Sequence[str]) -> str:
-    """Returns the column with the first of the lower-case names that matches, in any case; "" if none does."""
-    by_lower = {column.lower(): column for column in reversed(columns)}
-    return next((by_lower[name] for name in usual if name in by_lower), "")
-
-
-def listed_columns(columns: Sequence[str]) -> str:
-    """Returns the columns as listed in messages."""
-    return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
-
-
-def no_column(place: str, name: str, columns: Sequence[str]) -> InputError:
-    """Returns the error for a column that a file does not have."""
-    has = listed_columns(columns)
-    return InputError(
-        f"{place} has no column {name}; it has {has}: set the column of the task, such as task.text_column"
-    )
-
-
 # Finding
 
 
-def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] = SPLITS) -> str:
+def part_of(source: str, split: str, names: Iterable[str] = SPLITS) -> str:
+    """Returns the part of a source that is for a split: one of TRAIN,DEV,TEST or of train=FILE,dev=FILE, or all of it.
+
+    "" if the source has parts, and none for the split. Raises: InputError if it has more parts than there are splits.
+    """
+    if _NAMED_SPLIT.match(source):
+        parts = re.split(rf",(?={_NAMED_SPLIT.pattern})", source)[::2]
+        return dict(part.split("=", 1) for part in parts).get(split, "")
+    parts = files.split_places(source)
+    if len(parts) == 1:
+        return source
+    # dev_matched and dev_mismatched share one source, a file for the first
+    groups = list(dict.fromkeys(name.partition("_")[0] for name in names))
+    if len(parts) > len(groups) or not all(parts) or any(map(_NAMED_SPLIT.match, parts)):
+        raise InputError(
+            f"data {source!r} is not {','.join(groups)} in this order; give as many, or train=FILE,dev=FILE"
+        )
+    return dict(zip(groups, parts)).get(split.partition("_")[0], "")
+
+
+def find_split_file(source: str, split: str, names: Splits = SPLITS) -> str:
     """Returns the file, or tfds:NAME:SPLIT, of a split of a source; "" if it is missing.
 
     In a directory it is the only file whose name, before its suffix, is one of the split's names or ends with one. A
@@ -108,34 +108,26 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     Args:
       source: see the module's docstring.
       split: a key of `names`; any other split is missing.
-      names: the possible names of each split, best first.
+      names: the possible names of each split, best first, as regular expressions.
     Raises: InputError if there is nothing at `source`, or more than one file fits.
     """
     if split not in names:
         return ""
-    sources = files.split_places(source)
-    if len(sources) == 1:
-        first = next(iter(names))
-        if not is_one_place(source):
-            return (
-                _find_tfds_split(source, names[split])
-                if is_tfds(source)
-                else _find_file(source, split, names)
-            )
-        called = next((name for name, stems in names.items() if named([source], stems)), first)
-        return source if split == called else ""
-    # dev_matched and dev_mismatched share one source, a file for the first
-    groups: dict[str, str] = {}
-    for name in names:
-        groups.setdefault(name.partition("_")[0], name)
-    if len(sources) > len(groups) or not all(sources):
-        raise InputError(
-            f"data {source!r} is not {','.join(groups)} in this order; give as many, with commas"
-        )
-    own_source = dict(zip(groups, sources)).get(split.partition("_")[0], "")
-    if not own_source or is_one_place(own_source):
-        return own_source if split in groups.values() else ""
-    return find_split_file(own_source, split, names)
+    place = part_of(source, split, names)
+    if not place:
+        return ""
+    if not is_one_place(place):
+        if not is_tfds(place):
+            return _find_file(place, split, names)
+        builder, _, _ = tfds_text.open_builder(place)
+        prepared = builder.info.full_name.rpartition("/")[0]
+        stems = [stem for stem in names[split] if stem in builder.info.splits][:1]
+        return "".join(f"tfds:{prepared}:{builder.version}:{stem}" for stem in stems)
+    if place == source:
+        splits = (name for name, stems in names.items() if named([source], stems))
+    else:
+        splits = (name for name in names if name.partition("_")[0] == split.partition("_")[0])
+    return place if split == next(splits, next(iter(names))) else ""
 
 
 def is_one_place(path: str) -> bool:
@@ -155,58 +147,39 @@ def is_one_place(path: str) -> bool:
     return not os.path.isdir(path)
 
 
-def _find_tfds_split(source: str, stems: Sequence[str]) -> str:
-    builder, _, _ = tfds_text.open_builder(source)
-    name = builder.info.full_name.rpartition("/")[0]
-    return next(
-        (f"tfds:{name}:{builder.version}:{stem}" for stem in stems if stem in builder.info.splits),
-        "",
+def _find_file(directory: str, split: str, names: Splits) -> str:
+    found = named(_files_of_splits(directory, names), names[split])
+    if len(found) <= 1:
+        return "".join(found)
+    wholes = {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}
+    if len(wholes) == 1:
+        return f"{wholes.pop()}.parquet"
+    several = ", ".join(map(os.path.basename, found))
+    raise InputError(
+        f"directory {directory} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE"
     )
 
 
-def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
-    directory, paths = _in_folder(directory, names)
-    found = named(paths, names[split])
-    if (
-        len(found) > 1
-        and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found})
-        == 1
-    ):
-        return f"{wholes.pop()}.parquet"
-    if len(found) > 1:
-        several = ", ".join(map(os.path.basename, found))
-        raise InputError(
-            f"directory {directory} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE"
-        )
-    return found[0] if found else ""
-
-
-def _in_folder(directory: str, names: Mapping[str, Sequence[str]]) -> tuple[str, list[str]]:
-    """Returns the directory that has files for the splits, and its files: this one, its data/ or only other one."""
-
-    def has_splits(paths: Sequence[str]) -> bool:
-        return any(named(paths, stems) for stems in names.values())
-
+def _files_of_splits(directory: str, names: Splits) -> list[str]:
+    """Returns the files of a directory that has some for the splits: this one, its data/ or only other one."""
+    stems = [stem for stems in names.values() for stem in stems]
     paths = files_in(directory)
-    if has_splits(paths):
-        return directory, paths
+    if named(paths, stems):
+        return paths
     folders: dict[str, list[str]] = {}  # as data sets of the hub have them
     for path in files_in(directory, "*/*"):
         folders.setdefault(path.rpartition("/")[0], []).append(path)
-    folders = {folder: inside for folder, inside in folders.items() if has_splits(inside)}
-    chosen = next((folder for folder in folders if folder.endswith("/data")), "")
-    if len(folders) == 1 or chosen:
-        chosen = chosen or next(iter(folders))
-        return chosen, folders[chosen]
-    if folders:
-        several = ", ".join(list(folders)[:8])
+    folders = {folder: inside for folder, inside in folders.items() if named(inside, stems)}
+    chosen = [folder for folder in folders if folder.endswith("/data")] or list(folders)
+    if len(chosen) == 1:
+        return folders[chosen[0]]
+    if chosen:
         raise InputError(
-            f"directory {directory} has several folders with data, {several}; give one of them"
+            f"directory {directory} has several folders with data, {', '.join(chosen[:8])}; give one of them"
         )
-    wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
-    not_tables.check_names(paths)
+    wanted = ", ".join(f"{name}.tsv" for name in names)
     raise InputError(
-        f"directory {directory} has no file such as {wanted} or .csv, .jsonl; give TRAIN_FILE,DEV_FILE"
+        f"directory {directory} has no file such as {wanted} or .csv, .json, .jsonl; give TRAIN_FILE,DEV_FILE"
     )
 
 
@@ -223,9 +196,7 @@ def named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
     known = [path for path in paths if plain_name(path).endswith(_SUFFIXES)]
     for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
-            if matches := [
-                path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))
-            ]:
+            if matches := [path for path in known if re.fullmatch(before + stem, _stem(path))]:
                 return matches
     return []
 
@@ -244,7 +215,10 @@ def _stem(path: str) -> str:
 
 
 def read_table(
-    place: str, columns: Sequence[str] = (), lenient: bool = False, json_keys: Sequence[str] = ()
+    place: str,
+    columns: Sequence[str] = (),
+    lenient: bool = False,
+    json_keys: Sequence[str] = (),
 ) -> Table:
     """Returns the records of a file in any format, or of tfds:NAME:VERSION:SPLIT.
 
@@ -256,24 +230,34 @@ def read_table(
       json_keys: for a JSON file, as in `read_json`.
     Raises: InputError, with file and line, if a row has another number of columns than the header, or cannot be read.
     """
-    if is_tfds(place) or is_parquet(place):
-        records = list(read_tfds(*parted(place))) if is_tfds(place) else read_parquet(place)
-        return Table(tuple(records[0]) if records else (), records)
-    name = plain_name(place)
-    if name.endswith((".jsonl", ".ndjson")):
-        return _json_table(read_json_lines(place))
-    if name.endswith(".json"):
-        return _json_table(read_json(place, json_keys))
-    return _rows_table(
-        place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient
+    if is_tfds(place):
+        records = list(read_tfds(place))
+    elif is_parquet(place):
+        records = read_parquet(place)
+    elif plain_name(place).endswith(_JSON_LINES):
+        records = read_json_lines(place)
+    elif plain_name(place).endswith(".json"):
+        records = read_json(place, json_keys)
+    else:
+        is_csv = plain_name(place).endswith(".csv")
+        return _rows_table(
+            place, _csv_rows(place) if is_csv else _tsv_rows(place), columns, lenient
+        )
+    return Table(
+        place=place,
+        columns=tuple(dict.fromkeys(name for each in records for name in each)),
+        records=records,
     )
+
+
+def is_records(place: str) -> bool:
+    """Returns whether `read_table` reads `place` as objects or typed columns, not as lines of text."""
+    return is_tfds(place) or plain_name(place).endswith((*_JSON_LINES, ".json", ".parquet"))
 
 
 def is_tsv(place: str) -> bool:
     """Returns whether `read_table` reads `place` as a tab-separated file."""
-    return not is_tfds(place) and not plain_name(place).endswith(
-        (".csv", ".jsonl", ".ndjson", ".json", ".parquet")
-    )
+    return not is_records(place) and not plain_name(place).endswith(".csv")
 
 
 def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:
@@ -286,11 +270,9 @@ def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> 
 
 def first_row(place: str) -> list[str]:
     """Returns the columns of the first line of a tab-separated file, [] if it is empty or not text."""
-    return (
-        []
-        if is_tfds(place) or is_parquet(place)
-        else next((row for _, row in _tsv_rows(place)), [])
-    )
+    if is_tfds(place) or is_parquet(place):
+        return []
+    return next((row for _, row in _tsv_rows(place)), [])
 
 
 def read_lines(place: str) -> list[str]:
@@ -307,14 +289,15 @@ def read_lines(place: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def numbered_lines(place: str) -> list[tuple[str, str]]:
+    """Returns where each line of a file that is not blank stands, and the line."""
+    lines = enumerate(read_lines(place), 1)
+    return [(f"{place}:{number}", line) for number, line in lines if line.strip()]
+
+
 def read_json_lines(place: str) -> list[Record]:
     """Returns the object of each line that is not blank. Raises: InputError if a line is something else."""
-    records = []
-    for number, line in enumerate(read_lines(place), 1):
-        if line.strip():
-            where = f"{place}:{number}"
-            records.append(_record(parse_json(line, where), where))
-    return records
+    return [to_record(parse_json(line, where), where) for where, line in numbered_lines(place)]
 
 
 def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
@@ -323,29 +306,24 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
     A file that has an object on each line is read as JSON lines, whatever its name.
     Raises: InputError if it is something else.
     """
-    text = read_text(place)
     try:
-        value = load_json(text, place, is_file=True)
+        value = read_json_value(place)
     except InputError as error:
-        if getattr(error.__cause__, "msg", "") == "Extra data" and text.lstrip().startswith("{"):
+        if getattr(error.__cause__, "msg", "") == "Extra data":
             return read_json_lines(place)
         raise
-    check_characters(text, value, place)
+    lists = {}
     if isinstance(value, dict):
-        lists = [key for key, item in value.items() if isinstance(item, list)]
-        if not lists:
-            return [_record(value, f"{place}:1")]
-        value = next(
-            (value[key] for key in keys if key in lists), value[lists[0]] if not keys else []
-        )
-    if not isinstance(value, list):
-        raise InputError(
-            f"{place}:1 is {_shown(value)}, not a list of objects; write [{{...}}, {{...}}]"
-        )
-    return [_record(item, f"{place}, item {number}") for number, item in enumerate(value, 1)]
+        lists = {key: item for key, item in value.items() if isinstance(item, list)}
+    if lists:
+        value = next((lists[key] for key in keys or lists if key in lists), [])
+    items = value if isinstance(value, list) else [value]
+    return [to_record(item, f"{place}, item {number}") for number, item in enumerate(items, 1)]
 
 
-# Files
+def read_json_value(place: str) -> Any:
+    """Returns the value of a JSON file. Raises: InputError if it is not JSON, naming the line."""
+    return parse_json(read_text(place), place, is_file=True)
 
 
 def read_text(place: str) -> str:
@@ -357,7 +335,7 @@ def read_text(place: str) -> str:
     if not os.path.isfile(path):  # a pipe would be waited for
         raise InputError(f"{place} is not a file; check the path")
     content = files.read_whole(path, place)
-    not_tables.check_content(content, place)
+    check_encoding(content, place)
     try:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
@@ -365,87 +343,79 @@ def read_text(place: str) -> str:
         raise not_utf8(error, f"{place}:{line}") from None
 
 
-def _tsv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
-            yield number, line.split("\t")
+# Rows
 
 
-def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+def _tsv_rows(path: str) -> Lines:
+    return ((where, line.split("\t")) for where, line in numbered_lines(path))
+
+
+def _csv_rows(path: str) -> Lines:
     # for the whole process: csv has no other limit
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     text = read_text(path)
     header = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_separator(header))
-    number = 1
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            if number == 1:
-                not_tables.check_header(text.splitlines()[:1], path, is_csv=True)
-            fix = 'put a value with a quote or comma in quotes, and double its own ("")'
-            raise InputError(f"{path}:{number} is not a row of CSV ({error}); {fix}") from None
-        if row is None:
-            return
-        if row and any(value.strip() for value in row):
-            yield number, row
-        number = rows.line_num + 1
-
-
-def _separator(header: str) -> str:
-    """Returns the separator of a CSV: the comma, or if the header has none, its most frequent separator."""
     outside = re.sub(r'"[^"]*"', "", header)
-    is_plain = "," in outside or header.startswith("sep=") or not re.search(r"[;\t|]", outside)
-    return "," if is_plain else max(";\t|", key=outside.count)
+    separator = ","  # or if the header has none, its most frequent separator
+    if "," not in outside and not header.startswith("sep="):
+        separator = max(",;\t|", key=outside.count)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
+    number = 1
+    try:
+        for row in rows:
+            if any(value.strip() for value in row):
+                yield f"{path}:{number}", row
+            number = rows.line_num + 1
+    except csv.Error as error:
+        if number == 1:
+            check_header(text.splitlines()[:1], path, is_csv=True)
+        fix = 'put a value with a quote or comma in quotes, and double its own ("")'
+        raise InputError(f"{path}:{number} is not a row of CSV ({error}); {fix}") from None
+
+
+def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
+    """Raises: InputError if a header is one column with another separator in it, or a line for Excel."""
+    fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
+    if columns and re.fullmatch("sep=.?", columns[0]):
+        raise InputError(f"{place}:1 is {columns[0]}, which only Excel reads; save the table {fix}")
+    for char in ";|\t" if is_csv else ";|,":
+        names = columns[0].split(char) if len(columns) == 1 else []
+        if sum(bool(name.strip(' "')) for name in names) > 1:
+            raise InputError(
+                f"{place}:1 is one column, {columns[0]!r:.60}, parted by {char!r}; save the table {fix}"
+            )
 
 
 def _rows_table(
     path: str,
-    rows: Iterable[tuple[int, list[str]]],
+    rows: Lines,
     columns: Sequence[str],
     lenient: bool,
     more: bool = False,
 ) -> Table:
-    rows = iter(rows)
     columns = tuple(columns)
     if not columns:
-        columns = tuple(name.strip() for name in next(rows, (1, []))[1])
-        not_tables.check_header(columns, path, not is_tsv(path))
+        columns = tuple(name.strip() for name in next(rows, ("", []))[1])
+        check_header(columns, path, not is_tsv(path))
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
         raise InputError(
             f"{path}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column"
         )
     records, skipped = [], 0
-    for number, row in rows:
+    for where, row in rows:
         if len(row) < len(columns) and lenient:
             skipped += 1
-        elif not lenient and (len(row) < len(columns) or (len(row) > len(columns) and not more)):
-            wanted = f"the {len(columns)} of {_shown(', '.join(columns))}"
-            raise InputError(
-                f"{path}:{number} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes"
-            )
+        elif len(row) == len(columns) or (len(row) > len(columns) and (more or lenient)):
+            records.append(Record(zip(columns, row), where))
         else:
-            records.append(Record(zip(columns, row), f"{path}:{number}"))
-    return Table(columns, records, skipped)
-
-
-# JSON
-
-
-def _json_table(records: list[Record]) -> Table:
-    return Table(tuple(dict.fromkeys(name for record in records for name in record)), records)
-
-
-def _record(value: object, where: str) -> Record:
-    if not isinstance(value, dict):
-        raise InputError(
-            f'{where} is {_shown(value)}, not an object; write it like {{"text": "...", "label": "..."}}'
-        )
-    return Record(value, where)
-
-
-def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+            wanted = f"the {len(columns)} of {', '.join(columns)!r:.60}"
+            raise InputError(
+                f"{where} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes"
+            )
+    return Table(
+        place=path,
+        columns=columns,
+        records=records,
+        skipped=skipped,
+    )

@@ -18,6 +18,7 @@ from bert_jax.storage.places import Place
 from bert_jax.storage.resolve import FINETUNED
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import Data
+from bert_jax.tasks.scores import Metrics
 from bert_jax.training.describe import schedule_warnings
 from bert_jax.training.report import read_metrics
 
@@ -25,9 +26,9 @@ from bert_jax.training.report import read_metrics
 class FinetuneResult(NamedTuple):
     """The result of a run."""
 
-    metrics: dict[str, float]  # of the best checkpoint on the evaluation data
+    metrics: Metrics  # of the best checkpoint on the evaluation data
     metric: str  # the metric that chose it
-    constant: dict[str, float]  # metrics of a constant prediction
+    constant: Metrics  # metrics of a constant prediction
     step: int  # of the best checkpoint, or the step at which the run stopped
     signal: int  # the signal that ended it early, or 0
     seconds: float  # of this call
@@ -38,41 +39,45 @@ def curves(task: Task) -> list[tuple[str, str, float]]:
     return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
 
 
-def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int) -> list[str]:
+def describe_task(
+    config: FinetuneConfig,
+    task: Task,
+    data: Data,
+    num_steps: int,
+) -> list[str]:
     """Returns lines that describe the task and the data."""
     kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
     lines = [
         f"task: {config.task.name}, {task.head.name.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}"
     ]
-    for split in (data.train, *data.evaluation, *data.test):
+    others = [*data.evaluation, *data.test]
+    for split in (data.train, *others):
         lengths = [len(row.token_ids) for row in split.rows] or [0]
         columns = ", ".join(getattr(split.examples, "columns", ()))
+        of = f" of columns {columns}" if columns else ""
+        counts = f"; {listed(split.counts)}" if split.counts else ""
         lines.append(
-            f"{split.name}: {len(split.examples):,} examples{' of columns ' if columns else ''}{columns}, "
-            f"{len(split.rows):,} rows of {np.mean(lengths):.0f} tokens on average, {max(lengths)} at most"
-            + (f"; {listed(split.counts)}" if split.counts else "")
+            f"{split.name}: {len(split.examples):,} examples{of}, {len(split.rows):,} rows of "
+            f"{np.mean(lengths):.0f} tokens on average, {max(lengths)} at most{counts}"
         )
     lines += schedule_warnings(config.optimizer, num_steps)
-    if same := [
-        split.name
-        for split in (*data.evaluation, *data.test)
-        if split.examples == data.train.examples
-    ]:
+    same = [split.name for split in others if split.examples == data.train.examples]
+    if same:
         lines.append(
             f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "
             "nothing of new data; give TRAIN_FILE,DEV_FILE"
         )
     if not data.evaluation:
         lines.append("there is nothing to evaluate on: the last model is kept")
-    if config.train.patience and data.evaluation:
+    elif config.train.patience:
         lines.append(
             f"the run ends after {config.train.patience} evaluations without a better one; until then its learning "
             f"rate is that of {num_steps:,} steps"
         )
-    return [
-        *lines,
-        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
-    ]
+    lines.append(
+        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs"
+    )
+    return lines
 
 
 def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig) -> str:
@@ -97,31 +102,30 @@ def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
 
 
 def summarise(
-    workdir: Place, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]
+    workdir: Place,
+    task: Task,
+    best_step: int,
+    epoch_steps: int,
+    constant: Mapping[str, float],
 ) -> list[str]:
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
-    records = [
-        record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"
-    ]
+    model, predictions = workdir / FINETUNED, workdir / "predictions"
+    records = read_metrics(workdir / "metrics.jsonl")
+    records = [record for record in records if record["kind"] == "eval"]
     if not records:
-        predictions = workdir / "predictions"  # of a test set
-        made = f", its predictions in {predictions}" if predictions.is_dir() else ""
-        return [
-            f"the last model is in {workdir / FINETUNED}{made}; there was nothing to evaluate on"
-        ]
+        made = (
+            f", its predictions in {predictions}" if predictions.is_dir() else ""
+        )  # of a test set
+        return [f"the last model is in {model}{made}; there was nothing to evaluate on"]
     names = [name for name in records[-1] if name not in ("step", "kind", "time")]
     rows = [["step", "epoch", *names]]
-    for record in records:
-        mark = "* " if record["step"] == best_step else "  "
-        values = [f"{record[name]:.4f}" if name in record else "" for name in names]
-        rows.append([f"{mark}{record['step']}", f"{record['step'] / epoch_steps:.2f}", *values])
-    rows.append(
-        ["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)]
-    )
-    return [
-        *table(rows),
-        f"the best by {task.metric} (*) is in {workdir / FINETUNED}, its predictions in {workdir / 'predictions'}",
-    ]
+    for record in (*records, constant):
+        step = record.get("step")
+        mark = "* " if step == best_step else "  "
+        start = ["constant", ""] if step is None else [f"{mark}{step}", f"{step / epoch_steps:.2f}"]
+        rows.append(start + [f"{record[name]:.4f}" if name in record else "" for name in names])
+    best = f"the best by {task.metric} (*) is in {model}, its predictions in {predictions}"
+    return [*table(rows), best]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

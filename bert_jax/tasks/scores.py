@@ -5,30 +5,33 @@ Where those return nan, warn or raise (no examples, a single class, constant num
 constant predictions has learnt nothing, and 0.0 can be compared when the best checkpoint is chosen.
 """
 
+import operator
+from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+
+Metrics: TypeAlias = dict[str, float]
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
     """Returns the share of correct predictions."""
-    return _ratio(int(np.sum(_classes(labels) == _classes(predictions))), len(labels))
+    return _ratio(_matches(labels, predictions), len(labels))
 
 
 def f1(labels: Sequence[int], predictions: Sequence[int], positive: int = 1) -> float:
     """Returns the harmonic mean of precision and recall of a class; 0.0 if it is never true and never predicted."""
-    truth, predicted = _classes(labels) == positive, _classes(predictions) == positive
-    return _ratio(2 * int(np.sum(truth & predicted)), int(np.sum(truth)) + int(np.sum(predicted)))
+    truth, predicted = np.equal(labels, positive), np.equal(predictions, positive)
+    return precision_recall_f1(
+        *(int(np.sum(each)) for each in (truth & predicted, predicted, truth))
+    )[2]
 
 
 def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
     """Returns the mean of `f1` over the classes that occur among labels or predictions."""
-    classes = np.union1d(_classes(labels), _classes(predictions))
-    return (
-        float(np.mean([f1(labels, predictions, label) for label in classes]))
-        if len(classes)
-        else 0.0
-    )
+    values = [f1(labels, predictions, label) for label in sorted({*labels, *predictions})]
+    return float(np.mean(values)) if values else 0.0
 
 
 def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
@@ -36,21 +39,14 @@ def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
     Source: for more than two classes the R_K of Gorodkin (2004), which with two is Matthews' phi.
     """
-    truth, predicted = _classes(labels), _classes(predictions)
-    classes = np.union1d(truth, predicted)
-    true_counts = [int(np.sum(truth == label)) for label in classes]
-    predicted_counts = [int(np.sum(predicted == label)) for label in classes]
-    total = len(truth)  # of integers, so that nothing is rounded before the root
-    covariance = int(np.sum(truth == predicted)) * total - sum(
-        a * b for a, b in zip(true_counts, predicted_counts)
-    )
-    variances = [
-        total * total - sum(count * count for count in counts)
-        for counts in (true_counts, predicted_counts)
-    ]
-    if not all(variances):
-        return 0.0
-    return float(covariance / np.sqrt(float(variances[0] * variances[1])))
+    true, predicted, total = Counter(labels), Counter(predictions), len(labels)
+    # of integers, so that nothing is rounded before the root
+    by_chance = sum(count * predicted[label] for label, count in true.items())
+    covariance = _matches(labels, predictions) * total - by_chance
+    variance = 1
+    for counts in (true, predicted):
+        variance *= total * total - sum(count * count for count in counts.values())
+    return float(covariance / np.sqrt(float(variance))) if variance else 0.0
 
 
 def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
@@ -63,12 +59,14 @@ def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
 
     0.0 if the numbers are constant, fewer than two, or one is nan.
     """
-    both = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
-    return (
-        _correlation(*map(_ranks, both))
-        if not any(np.any(np.isnan(values)) for values in both)
-        else 0.0
-    )
+    ranks = []
+    for numbers in (labels, predictions):
+        values = np.asarray(numbers, np.float64)
+        if np.any(np.isnan(values)):
+            return 0.0
+        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[inverse])
+    return _correlation(*ranks)
 
 
 RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100")
@@ -76,7 +74,7 @@ RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "
 
 def ranking_scores(
     rankings: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]
-) -> dict[str, float]:
+) -> Metrics:
     """Returns `RANKING_METRICS`, means over the queries for which something is relevant.
 
     Args:
@@ -118,18 +116,17 @@ def average_precision(truth: np.ndarray, shares: np.ndarray) -> float:
 
     truth [N] bool, shares [N] float. Equal probabilities are taken together, as in scikit-learn.
     """
+    if not truth.any():
+        return 0.0
     order = np.argsort(-shares, kind="stable")
     values, right = shares[order], np.cumsum(truth[order])
-    (ends,) = (
-        np.nonzero(np.append(values[1:] < values[:-1], True)) if len(order) else (np.zeros(0, int),)
-    )
-    if not len(order) or not right[-1]:
-        return 0.0
-    return float(np.sum(np.diff(right[ends], prepend=0) * right[ends] / (ends + 1)) / right[-1])
+    ends = np.flatnonzero(np.append(values[1:] < values[:-1], True))
+    precisions = right[ends] / (ends + 1)
+    return float(np.sum(np.diff(right[ends], prepend=0) * precisions) / right[-1])
 
 
-def _classes(values: Sequence[int]) -> np.ndarray:
-    return np.asarray(values, np.int64)
+def _matches(labels: Sequence[int], predictions: Sequence[int]) -> int:
+    return sum(map(operator.eq, labels, predictions))
 
 
 def _ratio(part: int, whole: int) -> float:
@@ -150,10 +147,3 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
         deviations.append(deviation / np.max(np.abs(deviation)))
     first, second = (deviation / np.linalg.norm(deviation) for deviation in deviations)
     return float(np.clip(np.dot(first, second), -1.0, 1.0))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Returns the rank of each number, from 1; equal numbers get the mean of their ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]

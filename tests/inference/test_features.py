@@ -105,10 +105,10 @@ def test_pairs_have_a_second_segment(bert):
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda bert: list(token_features(bert, ["a"], layers=(3,))), "layer 3 is not one of the model's; use 0"),
-        (lambda bert: list(token_features(bert, ["a"], layers=())), "there is no layer to extract"),
+        (lambda bert: list(token_features(bert, ["a"], layers=(3,))), "are not some of the model's; use 0"),
+        (lambda bert: list(token_features(bert, ["a"], layers=())), "are not some of the model's"),
         (lambda bert: list(token_features(bert, ["a"], (-1,), 65)), "max_seq_length 65 is not from 5 to"),
-        (lambda bert: sentence_embeddings(bert, "a"), "texts is a single text; give a list"),
+        (lambda bert: sentence_embeddings(bert, "a"), "this is a single text; give a list"),
         (lambda bert: sentence_embeddings(bert, ["a"], "max"), "pooling 'max' is unknown; use mean or cls"),
     ],
 )

@@ -58,12 +58,12 @@ def test_two_columns_with_and_without_a_header(tmp_path):
     ("name", "text", "message"),
     [
         ("x.jsonl", blimp_line("a", "g", "b") + '\n{"UID": "a", "senten\n', r"x.jsonl:2 is not JSON"),
-        ("x.jsonl", '{"UID": 1}\n', r"x.jsonl:1 has no text named 'UID'"),
-        ("x.jsonl", blimp_line("a", "g", "b") + "\n[1]\n", r"x.jsonl:2 is not a JSON object"),
+        ("x.jsonl", '{"UID": 1}\n', r"x.jsonl:1 has no 'sentence_good', a text"),
+        ("x.jsonl", blimp_line("a", "g", "b") + "\n[1]\n", r"x.jsonl:2 is \[1\], not an object"),
         ("x.jsonl", blimp_line("a", "g", " "), r"x.jsonl:1: a sentence of the pair is empty"),
         ("x.txt", "bad\ngood\nbad\n", r"x.txt:3 is a sentence without a partner"),
         ("x.txt", "bad\n\nbad\ngood", r"x.txt:1: a sentence of the pair is empty"),
-        ("x.tsv", "a\tb\na\tb\tc\n", r"x.tsv:2 has 3 columns"),
+        ("x.tsv", "a\tb\na\tb\tc\n", r"x.tsv:2 is not two columns"),
         ("x.txt", "\n \n", "holds no pair"),
     ],
 )
@@ -74,14 +74,14 @@ def test_a_damaged_line_is_named(tmp_path, name, text, message):
 
 
 def test_what_is_no_file_of_pairs_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"no \.txt file"):
+    with pytest.raises(InputError, match="holds no pair of sentences"):
         read_pairs(str(tmp_path))
     (tmp_path / "case-x.txt~").write_text("an editor's\ncopy\nof three\n")
-    with pytest.raises(InputError, match=r"no \.txt file"):
+    with pytest.raises(InputError, match="holds no pair of sentences"):
         read_pairs(str(tmp_path))
     for name in ("case-x.txt", "case-x.txt.gz"):
         (tmp_path / name).write_text("bad\ngood\n")
-    with pytest.raises(InputError, match=r"has case-x.txt and case-x.txt.gz, the same paradigm twice"):
+    with pytest.raises(InputError, match="has two files of the paradigm case-x;"):
         read_pairs(str(tmp_path))
     with pytest.raises(InputError, match=r"none\.tsv"):
         read_pairs(str(tmp_path / "none.tsv"))
@@ -93,8 +93,6 @@ def test_what_is_no_file_of_pairs_is_refused(tmp_path):
 def test_a_tie_is_wrong():
     table = accuracies(pairs_of("a", 4), [1.0, 2.0, 2.0, 0.0], [0.0, 2.0, 2.0, 1.0])
     assert (table.overall.right, table.overall.ties, table.overall.accuracy) == (1, 2, 0.25)
-    with pytest.raises(InputError, match="x:1: a score is not finite"):
-        accuracies(pairs_of("a", 2), [1.0, float("nan")], [0.0, 0.0])
 
 
 def test_means_are_of_paradigms_whatever_their_numbers_of_pairs():
@@ -111,8 +109,8 @@ def test_means_are_of_paradigms_whatever_their_numbers_of_pairs():
     assert table.phenomena[0].interval == pytest.approx((0.75 - below, 0.75 + above))
     lines = format_table(table)
     assert lines[-1].startswith("overall") and lines[-1].split()[1:4] == ["60", "0", "50.0"]
-    with pytest.raises(InputError, match="paradigm 'a' is of phenomenon 'two'"):
-        accuracies(pairs_of("a", 1) + pairs_of("a", 1, "two"), [1, 1], [0, 0])
+    both = accuracies(pairs_of("a", 1) + pairs_of("a", 1, "two"), [1, 1], [0, 2])
+    assert [(each.name, each.accuracy) for each in both.phenomena] == [("one", 1), ("two", 0)]
 
 
 def test_an_interval_of_means_covers_the_truth():

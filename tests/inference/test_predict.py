@@ -49,8 +49,7 @@ def test_blanks_that_cannot_be_read_are_named(bert):
     with pytest.raises(InputError, match=r"in.txt:7 has no .MASK. in its first 64 tokens, all that"):
         read_blanks(bert, "ban " * 62 + "[MASK]", "in.txt:7")
     assert len(read_blanks(bert, "[MASK] " * 100, "in.txt:7").places) == 62
-    with pytest.raises(InputError, match="no text with a blank"):
-        fill_masks(bert, [])
+    assert fill_masks(bert, []) == []
 
 
 def with_head(bert, task, part, num_outputs):
@@ -143,8 +142,6 @@ def test_rows_of_the_word_table_that_are_no_token_are_no_guess():
     bert.params["mlm"]["output_bias"][bert.tokenizer.vocab_size :] = 100
     ((guesses,),) = fill_masks(bert, np.array(["the [MASK] ."]), num_guesses=100)
     assert len(guesses) == bert.tokenizer.vocab_size
-    with pytest.raises(InputError, match="num_guesses 0 is below 1"):
-        fill_masks(bert, ["the [MASK]"], num_guesses=0)
 
 
 def test_lines_of_a_pipe_are_answered_as_they_come(capsys):

@@ -127,7 +127,7 @@ def test_what_cannot_be_scored_is_named(bert, causal):
         score_sentences(bert, "the")
     with pytest.raises(InputError, match="method 'l2r' is unknown"):
         score_sentences(bert, ["the"], "l2r")
-    with pytest.raises(InputError, match="reads from left to right"):
+    with pytest.raises(InputError, match="that reads from left to right; use log_likelihood"):
         score_sentences(causal, ["the"], "original")
     headless = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]}, task="encoder")
     with pytest.raises(InputError, match="no head that predicts words"):

@@ -45,11 +45,7 @@ def test_an_own_task_and_head_are_checked():
     head = Mine()
     made = make_task(config, ("a", "b"), Own(ClassificationTask, head))
     assert made.head is head and made.labels == ("a", "b")
-    for own, problem in (
-        (Own(lambda config, labels: None), "get_task returned None, not a Task; return an instance"),
-        (Own(lambda config, labels: usual, "mine"), "head 'mine' is not a Head; give an instance"),
-        (Own(lambda config, labels: usual, Usurper()), "give it another"),
-    ):
+    for own, problem in ((Own(lambda config, labels: usual, Usurper()), "give it another"),):
         with pytest.raises(InputError, match=problem):
             make_task(config, (), own)
 

@@ -86,11 +86,11 @@ def test_a_test_split_needs_no_label(tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"choices": ["b", "c"], "label": 0}', "has no context or sent1, the text that goes on, but 'choices'"),
+        ('{"choices": ["b", "c"], "label": 0}', "has no 'context', a text; it has 'choices'"),
         ('{"context": "a", "label": 0}', "has 0 choices; there must be two or more"),
         ('{"context": "a", "choices": ["b"], "label": 0}', "has 1 choices; there must be two or more"),
-        ('{"context": "a", "choices": "b", "label": 0}', "'choices' is 'b', not a list of texts"),
-        ('{"context": "a", "choices": ["b", 5], "label": 0}', "'choices' is ['b', 5], not a list of texts"),
+        ('{"context": "a", "choices": "b", "label": 0}', "'choices' is \"b\", not a list of texts"),
+        ('{"context": "a", "choices": ["b", 5], "label": 0}', "'choices' is [\"b\", 5], not a list of texts"),
         ('{"context": "a", "choices": ["b", "c"], "label": 2}', "label 2 is not the number of a choice, 0 to 1"),
         ('{"context": "a", "choices": ["b", "c"], "label": 0.5}', "label 0.5 is not the number of a choice"),
         ('{"context": "a", "choices": ["b", "c"], "label": "b"}', "label 'b' is not the number of a choice"),
@@ -106,7 +106,6 @@ def test_what_is_wrong_is_said(tmp_path, line, problem):
 
 def test_settings_that_cannot_be_used():
     assert "task.metric 'f1' is not one of accuracy" in message(ChoiceTask, TaskConfig(name="choice", metric="f1"))
-    assert "choices are counted from 0" in message(ChoiceTask, TaskConfig(name="choice", labels="a,b"))
 
 
 def test_a_row_holds_a_sequence_for_each_choice(tokenizer):

@@ -112,13 +112,13 @@ def test_columns_beyond_the_named_ones(tmp_path):
         ("a.csv", 'a,b\n1,"open\n2,3\n', "a.csv:2 is not a row of CSV (unexpected end of data)"),
         ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is not a row of CSV"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON (Expecting value"),
-        ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl:2 is '[1]', not an object"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl:2 is [1], not an object"),
         ("a.jsonl", '{"a": "\\ud83d"}\n', "half of a character"),
         ("a.jsonl", "9" * 5000, "a.jsonl:1 is not JSON (Exceeds the limit"),
         ("a.json", '[{"a": 1},\n{"a": }]', "a.json:2 is not JSON"),
         ("a.json", "[" * 100_000, "a.json:1 is not JSON"),
-        ("a.json", "[1]", "a.json, item 1 is '1', not an object"),
-        ("a.json", "5", "a.json:1 is '5', not a list of objects"),
+        ("a.json", "[1]", "a.json, item 1 is 1, not an object"),
+        ("a.json", "5", "a.json, item 1 is 5, not an object"),
         ("a.tsv.gz", gzip.compress(b"a\tb\n1\t2\n" * 99, mtime=0)[:-20], "a.tsv.gz is damaged or another kind of file"),
     ],
 )
@@ -294,13 +294,13 @@ def prepared(data_dir, monkeypatch):
 
 
 def test_examples_of_tfds(prepared):
-    train = list(columnar.read_tfds("tfds:pairs", "train"))
+    train = list(columnar.read_tfds("tfds:pairs:train"))
     assert sorted(record["idx"] for record in train) == list(range(70))
     record = next(each for each in train if each["idx"] == 3)
     expected = {"idx": 3, "label": 1, "sentence1": "ä 3", "sentence2": "b", "score": 1.5, "words": ["ä", "3"]}
     assert record == expected | {"tags": [0, 1]} and record.where.startswith("tfds:pairs:train, example ")
     assert columnar.classes_in("tfds:pairs") == {"label": ("no", "yes"), "tags": ("O", "B-X")}
-    assert [each["label"] for each in columnar.read_tfds("tfds:pairs:2.0.0", "test")] == [-1]
+    assert [each["label"] for each in columnar.read_tfds("tfds:pairs:2.0.0:test")] == [-1]
 
 
 def test_splits_of_tfds(prepared):
@@ -311,7 +311,7 @@ def test_splits_of_tfds(prepared):
     sizes = [len(read_table(find_split_file(parts, split)).records) for split in ("train", "dev")]
     assert sum(sizes) == 70 and 5 <= sizes[1] <= 8
     assert find_split_file("tfds:pairs:test", "train") == "tfds:pairs:test"
-    assert "no split 'x'" in message(list, columnar.read_tfds("tfds:pairs", "x"))
+    assert "no split 'x'" in message(list, columnar.read_tfds("tfds:pairs:x"))
     assert "peers is not prepared in" in message(find_split_file, "tfds:peers", "train")
     unprepared = message(find_split_file, "tfds:glue/sst2", "train")
     assert "'tfds build glue/sst2 --file_format=array_record'" in unprepared and "bert_jax[tf]" in unprepared
@@ -321,7 +321,7 @@ def test_splits_of_tfds(prepared):
 def test_tfds_is_read_without_tensorflow(prepared):
     program = (
         "import sys; from bert_jax.tasks import columnar; assert 'tensorflow_datasets' not in sys.modules; "
-        "print(len(list(columnar.read_tfds('tfds:pairs', 'train')))); assert 'tensorflow' not in sys.modules; "
+        "print(len(list(columnar.read_tfds('tfds:pairs:train')))); assert 'tensorflow' not in sys.modules; "
         "assert 'jax' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

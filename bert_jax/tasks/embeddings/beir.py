@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
-from bert_jax.storage import files
 from bert_jax.tasks import readers
-from bert_jax.tasks.columnar import Record, is_tfds
+from bert_jax.tasks.columnar import is_tfds
 from bert_jax.tasks.labels import label_number
+from bert_jax.tasks.records import Record, find_column, no_column
 
 # best first
 _SPLITS = {"train": ("train",), "dev": ("dev", "validation", "test"), "test": ("test",)}
@@ -46,73 +46,88 @@ OWN_TEXT = "passages with the text of their query, left out of its results"
 _TWICE = "given twice, with the same text"
 
 
-class Query(NamedTuple):
-    """A query, and the passages that are relevant to it."""
+class TextsExample(NamedTuple):
+    """Texts that belong together, or a single query or passage."""
 
-    id: str
-    text: str
-    relevant: Mapping[str, float]  # id -> grade above 0; the corpus may lack the passage
-    own: Sequence[str]  # ids of the passages that are the query itself, and not relevant to it
-    where: str
+    texts: tuple[str, ...]  # an anchor or query, its positive, hard negatives
+    score: float | None = None  # of a graded pair
+    id: int | str = 0
+    where: str = ""
+    relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
+    is_passage: bool = False  # whether it is one of the passages to search
+    # of a query: ids of passages that are the query itself, and never among its results
+    own: Sequence[str] = ()
+
+    def is_query(self, place: int) -> bool:
+        """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
+        has_none = self.score is not None or self.texts[:1] == self.texts[1:]
+        return not self.is_passage and (place == 0 or has_none)
 
 
-class Beir(NamedTuple):
-    """The queries of a split, and all passages by their ids."""
+class TextsExamples(readers.Examples):
+    """Examples, and of training data the metric that fits the dev set."""
 
-    queries: list[Query]
-    passages: dict[str, str]
-    counts: dict[str, int]
+    metric = ""
 
 
 def beir_place(source: str, split: str) -> str:
     """Returns the directory in BEIR's layout of a split of a source; "" if there is none."""
-    sources = files.split_places(source)
-    place = dict(zip(_SPLITS, sources)).get(split, "") if len(sources) > 1 else source
+    place = readers.part_of(source, split)
     is_directory = place and not is_tfds(place) and not readers.is_one_place(place)
     return place if is_directory and _files_of(place, "corpus") else ""
 
 
-def read_beir(place: str, split: str) -> Beir | None:
-    """Returns the data of a split; None without judgements. Raises: InputError with file and line."""
+def read_beir(place: str, split: str) -> TextsExamples:
+    """Returns pairs to train on, or the queries of a split with their relevant passages, and all passages.
+
+    [] without judgements. Raises: InputError with file and line.
+    """
     qrels = _find_qrels(place, split)
     if not qrels:
-        return None
+        return TextsExamples()
     counts: Counter[str] = Counter()
     passages = _read_texts(place, "corpus", counts)
     queries = _read_texts(place, "queries", counts)
     by_text: dict[str, list[str]] = {}
-    for name, (title, text) in passages.items():
-        for form in {text.strip(), f"{title} {text}".strip()}:
+    for name, text in passages.items():
+        for form in {text.text.strip(), text.whole}:
             by_text.setdefault(form, []).append(name)
     relevant: dict[str, dict[str, float]] = {}
-    for path in qrels:
-        for record in _judgements(path):
-            query, passage = (str(record[name]).strip() for name in ("query-id", "corpus-id"))
-            score = label_number(record["score"], record.where)
-            if query not in queries or passage not in passages:
-                counts[NO_PASSAGE if query in queries else NO_QUERY] += 1
-            if query in queries and score is not None and score > 0:
-                # A passage that cannot be found counts as one that was not, as trec_eval counts it.
-                relevant.setdefault(query, {})[passage] = score
+    for query, passage, grade in (each for path in qrels for each in _judgements(path)):
+        if query not in queries or passage not in passages:
+            counts[NO_PASSAGE if query in queries else NO_QUERY] += 1
+        if query in queries and grade > 0:
+            # A passage that cannot be found counts as one that was not, as trec_eval counts it.
+            relevant.setdefault(query, {})[passage] = grade
     if not any(grades.keys() & passages.keys() for grades in relevant.values()):
-        columns = "a query's id, a passage's and the score"
         raise InputError(
-            f"{qrels[0]} has no judgement above 0 of a query and a passage that are there: {columns}"
+            f"{qrels[0]} has no judgement above 0 of a query and a passage that are there: a query's id, a passage's, "
+            "the score"
         )
-    found = []
+    examples: list[TextsExample] = []
     for name, grades in relevant.items():
-        title, text = queries[name]
-        text = f"{title} {text}".strip()
-        own = [passage for passage in by_text.get(text, ()) if passage not in grades]
-        counts[OWN_TEXT] += len(own)
-        found.append(Query(name, text, grades, own, qrels[0]))
-    if split == "train":
-        del counts[OWN_TEXT]  # it has no results
-    return Beir(
-        found,
-        {name: f"{title} {text}".strip() for name, (title, text) in passages.items()},
-        dict(counts),
-    )
+        query = TextsExample(
+            texts=(queries[name].whole,),
+            id=name,
+            where=qrels[0],
+        )
+        if split == "train":
+            found = [passages[passage].whole for passage in grades if passage in passages]
+            examples += [query._replace(texts=(*query.texts, text)) for text in found]
+        else:
+            own = [each for each in by_text.get(query.texts[0], ()) if each not in grades]
+            counts[OWN_TEXT] += len(own)
+            examples.append(query._replace(relevant=grades, own=own))
+    for name, text in passages.items() if split != "train" else ():
+        examples.append(
+            TextsExample(
+                texts=(text.whole,),
+                id=name,
+                where=qrels[0],
+                is_passage=True,
+            )
+        )
+    return TextsExamples(examples, counts)
 
 
 def _files_of(place: str, name: str) -> list[str]:
@@ -130,99 +145,83 @@ def _plain_stem(path: str) -> str:
 
 
 def _find_qrels(place: str, split: str) -> list[str]:
-    """Returns the files with the judgements of a split."""
-    for pattern in _QRELS:
-        if found := _qrels_among(readers.files_in(place, pattern), split):
-            return found
+    """Returns the files with the judgements of a split, of one kind."""
     # the hub has BEIR's own in a data set beside, such as BeIR/scifact-qrels
-    with contextlib.suppress(InputError):
-        return _qrels_among(readers.files_in(f"{place.rstrip('/')}-qrels"), split)
+    folders = [(place, pattern) for pattern in _QRELS] + [(f"{place.rstrip('/')}-qrels", "*")]
+    for folder, pattern in folders:
+        paths: list[str] = []
+        with contextlib.suppress(InputError):
+            paths = readers.files_in(folder, pattern)
+        paths = [
+            path for path in paths if not readers.plain_name(path).startswith(("corpus", "queries"))
+        ]
+        paths.sort(key=readers.is_tsv, reverse=True)
+        if found := readers.named(paths, _SPLITS[split]):
+            is_tsv = readers.is_tsv(found[0])
+            return [path for path in found if readers.is_tsv(path) == is_tsv]
     return []
 
 
-def _qrels_among(inside: list[str], split: str) -> list[str]:
-    paths = [
-        path for path in inside if not readers.plain_name(path).startswith(("corpus", "queries"))
-    ]
-    for stem in _SPLITS[split]:
-        found = sorted(readers.named(paths, (stem,)), key=lambda path: not readers.is_tsv(path))
-        if found:
-            suffix = readers.plain_name(found[0]).rpartition(".")[2]
-            return [path for path in found if readers.plain_name(path).endswith(suffix)]
-    return []
+class _Text(NamedTuple):
+    """A text of the corpus or of the queries. BEIR's own models read the title before the text."""
+
+    title: str
+    text: str
+    where: str
+
+    @property
+    def whole(self) -> str:
+        return f"{self.title} {self.text}".strip()
 
 
-def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, tuple[str, str]]:
-    """Returns the title and the text by id. BEIR's own models read the title before the text."""
+def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, _Text]:
+    """Returns the texts by id."""
     paths = _files_of(place, name)
     if not paths:
-        raise InputError(
-            f"{place} has a corpus, and no {name}.jsonl; give BEIR's directory with {name} too"
-        )
-    texts: dict[str, tuple[str, str]] = {}
-    places: dict[str, str] = {}
-    for path in paths:
-        for record in readers.read_table(path).records:
-            given = record.get(readers.find_column(_ID, list(record)))
-            title, text = record.get("title"), record.get("text")
-            if (
-                not isinstance(given, str | int)
-                or isinstance(given, bool)
-                or given == ""
-                or not isinstance(text, str)
-            ):
+        raise InputError(f"{place} has no {name}.jsonl; give BEIR's directory with {name} too")
+    texts: dict[str, _Text] = {}
+    for record in (record for path in paths for record in readers.read_table(path).records):
+        key = find_column(_ID, record) or "_id"
+        id_ = str(record[key] if type(record.get(key)) is int else record.get_as(key, str)).strip()
+        title = record.get("title")
+        text = record.get_as("text", str)
+        new = _Text(title=title if isinstance(title, str) else "", text=text, where=record.where)
+        if id_ in texts:
+            if texts[id_][:2] != new[:2]:
                 raise InputError(
-                    f'{record.where} has no _id or no text; write {{"_id": "...", "text": "..."}}'
+                    f"{record.where} has the _id {id_!r:.60} of {texts[id_].where}, another text"
                 )
-            both = title if isinstance(title, str) else "", text
-            given = str(given).strip()
-            if texts.setdefault(given, both) != both:
-                raise InputError(
-                    f"{record.where} has the _id {given!r:.60} of {places[given]}, another text"
-                )
-            counts[f"{name} {_TWICE}"] += given in places
-            places.setdefault(given, record.where)
+            counts[f"{name} {_TWICE}"] += 1
+        texts.setdefault(id_, new)
     return texts
 
 
-def _judgements(path: str) -> Iterator[Record]:
-    """Yields judgements with the columns "query-id", "corpus-id" and "score"."""
-    if readers.is_tsv(path):
-        rows = [
-            (f"{path}:{number}", line.split("\t") if "\t" in line else line.split())
-            for number, line in enumerate(readers.read_lines(path), 1)
-            if line.strip()
-        ]
-        first = rows[0][1] if rows else []
-        if first and not _is_number(first[-1]):
-            columns, rows = [name.strip() for name in first], rows[1:]
-        else:
-            columns = (
-                ["query-id", "corpus-id", "score"]
-                if len(first) == 3
-                else ["query-id", "", "corpus-id", "score"]
+def _judgements(path: str) -> Iterator[tuple[str, str, float]]:
+    """Yields the ids of a query and a passage, and the grade of the passage."""
+    is_tsv = readers.is_tsv(path)
+    for record in _rows(path) if is_tsv else readers.read_table(path).records:
+        values = []
+        for wanted, usual in _JUDGED.items():
+            value = record.get(find_column(usual, record))
+            if value is None or value == "":
+                raise no_column(record.where, f"{wanted} with a value", list(record))
+            values.append(value)
+        query, passage = (str(value).strip() for value in values[:2])
+        yield query, passage, label_number(values[2], record.where) or 0.0
+
+
+def _rows(path: str) -> Iterator[Record]:
+    """Yields the rows of a file with or without a header, separated by tabs or as TREC has them by blanks."""
+    columns: list[str] = []
+    for where, line in readers.numbered_lines(path):
+        row = line.split("\t") if "\t" in line else line.split()
+        if not columns:
+            if not row[-1].strip().lstrip("-").replace(".", "", 1).isdecimal():
+                columns = [name.strip() for name in row]
+                continue
+            columns = ["query-id", *[""] * (len(row) - 3), "corpus-id", "score"]
+        if len(row) != len(columns):
+            raise InputError(
+                f"{where} has {len(row)} columns, not {len(columns)} (query-id, corpus-id, score)"
             )
-        for where, row in rows:
-            if len(row) != len(columns):
-                raise InputError(
-                    f"{where} has {len(row)} columns, not {len(columns)} (query-id, corpus-id, score)"
-                )
-        records = [Record(zip(columns, row), where) for where, row in rows]
-    else:
-        records = readers.read_table(path).records
-    for record in records:
-        columns = {
-            wanted: readers.find_column(usual, list(record)) for wanted, usual in _JUDGED.items()
-        }
-        values = {wanted: record.get(name) for wanted, name in columns.items()}
-        if missing := [wanted for wanted, value in values.items() if value is None or value == ""]:
-            raise readers.no_column(record.where, " and no ".join(missing), list(record))
-        yield Record(values, record.where)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        yield Record(zip(columns, row), where)

@@ -16,7 +16,6 @@ Names are the usual ones, or the settings `text_column`, `second_text_column`, `
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -24,16 +23,30 @@ from bert_jax.tasks import readers
 from bert_jax.tasks.base import split_names
 from bert_jax.tasks.classify import CLASS_COLUMNS
 from bert_jax.tasks.columnar import classes_in
-from bert_jax.tasks.embeddings.beir import OWN_TEXT, beir_place, read_beir
+from bert_jax.tasks.embeddings.beir import (
+    OWN_TEXT,
+    TextsExample,
+    TextsExamples,
+    beir_place,
+    read_beir,
+)
 from bert_jax.tasks.labels import label_number
-from bert_jax.tasks.squad.read import read_squad, read_squad_file
-from bert_jax.tasks.texts import id_of, named_class
+from bert_jax.tasks.records import (
+    Record,
+    find_column,
+    find_columns,
+    id_of,
+    named_class,
+    no_column,
+)
+from bert_jax.tasks.squad.read import SquadExample, read_squad, read_squad_file
 
 _PAIRS = (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "passage"), ("query", "document"),
           ("query", "answer"), ("question", "answer"), ("question", "context"), ("question", "passage"),
           ("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_a", "sentence_b"), ("text1", "text2"),
           ("question1", "question2"), ("sent0", "sent1"))  # fmt: skip
 _TEXTS = ("text", "sentence", "content", "document")
+_COLUMNS = (*_PAIRS, *((name,) for name in _TEXTS))
 _SCORES = (
     "score",
     "similarity_score",
@@ -44,38 +57,20 @@ _SCORES = (
     "is_duplicate",
 )
 _IDS = ("id", "idx", "index", "pair_id")
-_NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}")
+_NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}", re.IGNORECASE)
 _NLI = ("entailment", "neutral", "contradiction")
+_UNAGREED = ("-", None)  # hidden, or people did not agree
 NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
-
-
-class TextsExample(NamedTuple):
-    """Texts that belong together, or a single query or passage."""
-
-    texts: tuple[str, ...]  # an anchor or query, its positive, hard negatives
-    score: float | None = None  # of a graded pair
-    id: int | str = 0
-    where: str = ""
-    relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
-    is_passage: bool = False  # whether it is one of the passages to search
-    # of a query: ids of passages that are the query itself, and never among its results
-    own: Sequence[str] = ()
-
-    def is_query(self, place: int) -> bool:
-        """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
-        has_none = self.score is not None or self.texts[:1] == self.texts[1:]
-        return not self.is_passage and (place == 0 or has_none)
-
-
-class TextsExamples(readers.Examples):
-    """Examples, and of training data the metric that fits the dev set."""
-
-    metric = ""
 
 
 def is_graded(examples: Sequence[TextsExample]) -> bool:
     """Returns whether these are graded pairs."""
     return any(example.score is not None for example in examples)
+
+
+def are_alone(examples: Sequence[TextsExample]) -> bool:
+    """Returns whether each text is its own positive, as in SimCSE."""
+    return all(example.texts[:1] == example.texts[1:] for example in examples)
 
 
 def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
@@ -86,55 +81,54 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
         raise InputError(
             f"{split} of {source}: in all {empty} rows {names} is empty; name other columns in task"
         )
-    if split == "train" and examples:
-        is_searched = _is_squad(source) or beir_place(source, "dev")
-        is_ranked = is_searched or not is_graded(_read(config, source, "dev") or examples)
-        examples.metric = "ndcg@10" if is_ranked else "spearman"
-    if (
-        split == "dev"
-        and examples
-        and all(example.texts[:1] == example.texts[1:] for example in examples)
-    ):
-        raise InputError(
-            f"{examples[0].where}: single texts score no vectors; give a dev set of pairs"
-        )
-    if split != "train" and not is_graded(examples):
-        examples.counts |= _count_own(examples)
-    if is_graded(examples) and split != "test" and len({example.score for example in examples}) < 2:
-        raise InputError(
-            f"{examples[0].where}: all pairs have one score; there must be two or more"
-        )
+    if not examples:
+        return examples
+    where, graded = examples[0].where, is_graded(examples)
+    if split == "dev" and are_alone(examples):
+        raise InputError(f"{where}: single texts score no vectors; give a dev set of pairs")
+    if split == "train":
+        if not _is_squad(source) and not beir_place(source, "dev"):
+            graded = is_graded(_read(config, source, "dev") or examples)
+        examples.metric = "spearman" if graded else "ndcg@10"
+    elif not graded:  # anchors among the texts to search, that do not belong to themselves
+        searched = {text for pair in examples for text in pair.texts[1:]}
+        belongs = {pair.texts[0] for pair in examples if pair.texts[:1] == pair.texts[1:2]}
+        if own := {pair.texts[0] for pair in examples} & searched - belongs:
+            examples.counts[OWN_TEXT] = len(own)
     return examples
 
 
 def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if _is_squad(source):
-        return _squad(read_squad(source, split), source)
+        return _of_pairs(read_squad(source, split), source)
     if directory := beir_place(source, split):
-        return _of_beir(directory, split)
+        found = read_beir(directory, split)
+        return _without_empty(found, counts=found.counts) if split == "train" else found
     path = readers.find_split_file(source, split)
     if not path:
         return TextsExamples()
-    if _has_lines(config, path):
-        return _of_lines(path)
+    if readers.plain_name(path).endswith(".txt") and not config.text_column:
+        if not find_columns(_COLUMNS, map(str.strip, readers.first_row(path))):
+            return _of_lines(path)
     table = readers.read_table(path)
     if "paragraphs" in table.columns:
-        return _squad(read_squad_file(path), path)
-    if not table.records:
-        raise InputError(f"{path} holds no example; give data, a row or object for each")
-    return _of_table(config, table.records, table.columns, path)
+        return _of_pairs(read_squad_file(path), path)
+    return _of_table(config, table.filled())
 
 
 def _is_squad(source: str) -> bool:
-    return bool(
-        re.search(r"\[-?\d*:-?\d*\]", source) or re.match(r"(train|dev|test)=|tfds:squad", source)
-    )
+    """Returns whether a source is of SQuAD, as only its articles have ranges."""
+    return source.startswith("tfds:squad") or bool(re.search(r"\[-?\d*:-?\d*\]", source))
 
 
-def _squad(examples: Iterable, where: str) -> TextsExamples:
+def _of_pairs(questions: Iterable[SquadExample], where: str) -> TextsExamples:
     pairs = (
-        TextsExample((example.question, example.context), None, example.id, where)
-        for example in examples
+        TextsExample(
+            texts=(each.question, each.context),
+            id=each.id,
+            where=where,
+        )
+        for each in questions
     )
     return _without_empty(pairs, ("question", "context"))
 
@@ -142,145 +136,125 @@ def _squad(examples: Iterable, where: str) -> TextsExamples:
 # Tables
 
 
-def _has_lines(config: TaskConfig, path: str) -> bool:
-    """Returns whether a file is a text a line: a .txt whose first line names no columns."""
-    if not readers.plain_name(path).endswith(".txt") or config.text_column:
-        return False
-    return not _usual_texts([name.strip() for name in readers.first_row(path)])[0]
-
-
 def _of_lines(path: str) -> TextsExamples:
     """Returns the texts of a file, one a line. Raises: InputError if each has a tab, so that they look like columns."""
-    lines = [
-        (f"{path}:{number}", line)
-        for number, line in enumerate(readers.read_lines(path), 1)
-        if line.strip()
-    ]
+    lines = readers.numbered_lines(path)
     if len(lines) > 1 and all("\t" in line for _, line in lines):
         raise InputError(
             f"{path}: all lines have tabs; name the columns in a first line, such as anchor and positive"
         )
     texts = (
-        TextsExample((line, line), None, number, where)
+        TextsExample(
+            texts=(line, line),
+            id=number,
+            where=where,
+        )
         for number, (where, line) in enumerate(lines)
     )
     return _without_empty(texts, ("lines",))
 
 
-def _of_table(
-    config: TaskConfig, rows: Sequence[readers.Record], columns: Sequence[str], path: str
-) -> TextsExamples:
-    first, second, negatives, label = _columns(config, columns, path)
-    number = readers.find_column(_IDS, columns)
-    names = classes_in(path).get(label)
-    names = names or split_names(config.labels)
-
-    def label_of(record: readers.Record) -> object:
-        value = record.get(label)
-        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 9 and names:
-            value = int(value)
-        return named_class(value, names)
-
-    is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in rows)
-    if label and not is_nli and (first.lower(), second.lower()) == ("premise", "hypothesis"):
-        given = f"label {rows[0].get(label)!r:.40}"
-        raise InputError(
-            f"{rows[0].where}: {given} is not one of {', '.join(_NLI)}; or set task.labels"
-        )
-    others = [name for name in columns if name not in (first, second, *negatives)]
-    examples = []
-    for position, record in enumerate(rows):
-        positive = record.get(second or first)
-        against: list[Any] = []
-        for name in negatives:
-            value = record.get(name)
-            against += (
-                value if isinstance(value, list) else [value] if value not in (None, "") else []
+def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
+    names, negatives, label = _columns(config, table.columns, table.place)
+    columns = (*names, *negatives, label)
+    number = find_column(_IDS, table.columns)
+    labels = _labels(config, table, label)
+    is_nli = not negatives and any(value in _NLI for value in labels)
+    if label and tuple(map(str.lower, names)) == ("premise", "hypothesis") and not negatives:
+        is_nli = True
+    examples: list[TextsExample] = []
+    given: list[object] = []
+    for position, record in enumerate(table.records):
+        score = None
+        if label and not is_nli:
+            score = label_number(record.get(label), record.where)
+            if score is None:
+                raise InputError(
+                    f"{record.where} has no {label!r}; give each pair a score, or remove it"
+                )
+        anchor = "" if record.get(names[0]) is None else record.get_as(names[0], str)
+        against = [text for name in negatives for text in _texts(record, name)]
+        for partner in _texts(record, names[-1]) or [""]:  # a pair per list item
+            example = TextsExample(
+                texts=(anchor, partner, *against),
+                score=score,
+                id=id_of(record.get(number), position),
+                where=record.where,
             )
-        score = label_number(record.get(label), record.where) if label and not is_nli else None
-        if label and not is_nli and score is None:
-            raise InputError(
-                f"{record.where} has no {label!r}; give each pair a score, or remove it"
-            )
-        id_ = id_of(record.get(number), position)
-        # a pair per list item
-        for partner in positive if isinstance(positive, list) and positive else [positive]:
-            texts = [record.get(first), partner, *against]
-            for text, name in zip(
-                texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))
-            ):
-                if not isinstance(text, str | None):
-                    raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text")
-            example = TextsExample(tuple(text or "" for text in texts), score, id_, record.where)
-            examples.append((example, label_of(record)))
-    columns = (first, second, *negatives, label)
+            examples.append(example)
+            given.append(labels[position])
     if is_nli:
-        pairs, counts = _of_nli(examples)
+        pairs, counts = _of_nli(examples, given)
         return _without_empty(pairs, columns, counts)
-    unused = "" if label else readers.find_column((*_SCORES, *CLASS_COLUMNS), others)
-    counts = (
-        {f"{unused!r} is not used with {'negatives' if second else 'texts alone'}:": len(rows)}
-        if unused
-        else {}
-    )
-    return _without_empty((example for example, _ in examples), columns, counts)
+    counts = {}
+    rest = [name for name in table.columns if name not in columns]
+    if not label and (unused := find_column((*_SCORES, *CLASS_COLUMNS), rest)):
+        kind = "negatives" if len(names) > 1 else "texts alone"
+        counts[f"{unused!r} is not used with {kind}:"] = len(table.records)
+    return _without_empty(examples, columns, counts)
+
+
+def _labels(config: TaskConfig, table: readers.Table, label: str) -> list[object]:
+    """Returns the labels of a table, with the names of classes where they are known."""
+    classes = classes_in(table.place).get(label) or split_names(config.labels)
+    labels = []
+    for record in table.records:
+        value = record.get(label)
+        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 9 and classes:
+            value = int(value)
+        labels.append(named_class(value, classes))
+    return labels
+
+
+def _texts(record: Record, name: str) -> list[str]:
+    """Returns the text or the list of texts of a column, without what is missing."""
+    value = record.get(name)
+    texts = [text for text in (value if isinstance(value, list) else [value]) if text is not None]
+    if not all(isinstance(text, str) for text in texts):
+        raise record.wrong(name, "a text")
+    return [text for text in texts if text]
 
 
 def _columns(
     config: TaskConfig, columns: Sequence[str], path: str
-) -> tuple[str, str, tuple[str, ...], str]:
-    """Returns the columns of the first text, the second, hard negatives and the label; "" if missing."""
+) -> tuple[Sequence[str], Sequence[str], str]:
+    """Returns the columns of the text or the pair, of hard negatives, and of the label or ""."""
     named = split_names(config.embedding.negative_columns)
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
-            raise readers.no_column(path, name, columns)
+            raise no_column(path, name, columns)
     first, second = config.text_column, config.second_text_column
-    if not first:
-        first, usual = _usual_texts(columns)
-        second = second or usual
-    if not first:
-        raise readers.no_column(path, "anchor, positive or another of texts", columns)
-    usual = [
-        name
-        for name in columns
-        if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)
+    usual = find_columns(_COLUMNS, columns)
+    if not first and not usual:
+        raise no_column(path, "anchor, positive or another of texts", columns)
+    names = [first] if first else list(usual)
+    names = [names[0], second] if second else names
+    if len(names) < 2:
+        return names, (), ""
+    negatives = named or [
+        name for name in columns if _NEGATIVE.fullmatch(name) and name not in names
     ]
-    negatives = tuple(named or usual) if second else ()
-    if config.label_column and not second:
-        raise InputError(
-            f"{path}: task.label_column is of a pair; name the second text in task.second_text_column"
-        )
-    label = config.label_column or (
-        "" if negatives or not second else readers.find_column(_SCORES, columns)
-    )
-    return first, second, negatives, label
-
-
-def _usual_texts(columns: Sequence[str]) -> tuple[str, str]:
-    """Returns the columns of a pair with usual names, or of a text and ""; "" for both if there are none."""
-    pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
-    first, second = next(
-        (pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), "")
-    )
-    return first, second
+    label = config.label_column or ("" if negatives else find_column(_SCORES, columns))
+    return names, negatives, label
 
 
 def _of_nli(
-    examples: Sequence[tuple[TextsExample, object]],
+    examples: Sequence[TextsExample],
+    labels: Sequence[object],
 ) -> tuple[list[TextsExample], dict[str, int]]:
     """Returns each premise with a text it entails and, if any, one that contradicts it; and counts of unused pairs."""
-    by_premise: dict[str, dict[str, list[TextsExample]]] = {}
-    for example, label in examples:
-        if label not in (*_NLI, "-", None):  # hidden, or people did not agree
+    by_premise: dict[str, dict[object, list[TextsExample]]] = {}
+    for example, label in zip(examples, labels):
+        if label not in (*_NLI, *_UNAGREED):
             raise InputError(
-                f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; write one of them"
+                f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; or set task.labels"
             )
-        by_premise.setdefault(example.texts[0], {}).setdefault(str(label), []).append(example)
+        by_premise.setdefault(example.texts[0], {}).setdefault(label, []).append(example)
     triplets = []
     for groups in by_premise.values():
-        against = [example.texts[1] for example in groups.get("contradiction", ())]
+        against = [example.texts[1:] for example in groups.get("contradiction", ())]
         for number, example in enumerate(groups.get("entailment", ())):
-            negative = (against[number % len(against)],) if against else ()
+            negative = against[number % len(against)] if against else ()
             triplets.append(example._replace(texts=(*example.texts, *negative)))
     return triplets, {"pairs that are not entailment": len(examples) - len(triplets)}
 
@@ -293,46 +267,11 @@ def _without_empty(
     """Returns the examples with an anchor and a positive, without negatives that are empty or equal to the positive."""
     kept, empty, same = [], 0, 0
     for example in examples:
-        texts = example.texts
-        if not all(text.strip() for text in texts[:2]):
+        anchor, positive, *against = example.texts
+        if not anchor.strip() or not positive.strip():
             empty += 1
             continue
-        negatives = tuple(text for text in texts[2:] if text.strip() and text != texts[1])
-        same += texts[1] in texts[2:]
-        kept.append(example._replace(texts=(*texts[:2], *negatives)))
+        negatives = [text for text in against if text.strip() and text != positive]
+        same += positive in against
+        kept.append(example._replace(texts=(anchor, positive, *negatives)))
     return TextsExamples(kept, {**(counts or {}), NO_TEXT: empty, SAME: same}, columns)
-
-
-def _count_own(pairs: Sequence[TextsExample]) -> dict[str, int]:
-    """Returns the number of anchors that are among the texts to search, and do not belong to themselves."""
-    searched = {text for pair in pairs for text in pair.texts[1:]}
-    belongs = {pair.texts[0] for pair in pairs if pair.texts[:1] == pair.texts[1:2]}
-    count = len({pair.texts[0] for pair in pairs} & searched - belongs)
-    return {OWN_TEXT: count} if count else {}
-
-
-# BEIR
-
-
-def _of_beir(place: str, split: str) -> TextsExamples:
-    """Returns pairs to train on, or the queries of a split with their relevant passages, and all passages."""
-    data = read_beir(place, split)
-    if data is None:
-        return TextsExamples()
-    if split == "train":
-        pairs = (
-            TextsExample((query.text, data.passages[name]), None, query.id, query.where)
-            for query in data.queries
-            for name in query.relevant
-            if name in data.passages
-        )
-        return _without_empty(pairs, counts=data.counts)
-    queries = [
-        TextsExample((query.text,), None, query.id, query.where, query.relevant, own=query.own)
-        for query in data.queries
-    ]
-    where = queries[0].where
-    passages = (
-        TextsExample((text,), None, name, where, None, True) for name, text in data.passages.items()
-    )
-    return TextsExamples([*queries, *passages], data.counts)

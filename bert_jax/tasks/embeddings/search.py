@@ -57,7 +57,11 @@ def nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], k: int) -> Neares
 
 @partial(jax.jit, donate_argnums=(3, 4))
 def _better(
-    queries: jax.Array, block: jax.Array, before: int, cosines: jax.Array, numbers: jax.Array
+    queries: jax.Array,
+    block: jax.Array,
+    before: int,
+    cosines: jax.Array,
+    numbers: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the best among those so far and in a block; ties go to those so far, which stand first."""
     scores = jnp.einsum("QK,CK->QC", normalized(queries), normalized(block), precision="highest")

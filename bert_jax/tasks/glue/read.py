@@ -13,22 +13,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.storage.files import split_places
 from bert_jax.tasks import base, readers
+from bert_jax.tasks.classify_read import WITHHELD, make_examples, text_columns
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import (
     HIDDEN,
     UNAGREED,
     Classes,
-    ClassifyExample,
     as_number,
-    check_labelled,
     label_name,
     label_number,
 )
-from bert_jax.tasks.texts import id_of, named_class, text_of
+from bert_jax.tasks.records import Record, find_column, named_class, no_column
 
 
 class GlueTask(NamedTuple):
@@ -43,7 +41,7 @@ class GlueTask(NamedTuple):
 
 
 _PAIR = (("sentence1", "sentence2"),)
-_MNLI_TEXTS = (*_PAIR, ("premise", "hypothesis"), ("Premise", "Hypothesis"))
+_MNLI_TEXTS = (*_PAIR, ("premise", "hypothesis"))
 _MNLI_CLASSES = ("entailment", "neutral", "contradiction")
 _ENTAILED = ("entailment", "not_entailment")
 
@@ -63,7 +61,7 @@ TASKS: Mapping[str, GlueTask] = {
     "qnli": GlueTask("QNLI", (("question", "sentence"), *_PAIR), ("label",), _ENTAILED, ("accuracy",), True),
     "rte": GlueTask("RTE", _PAIR, ("label",), _ENTAILED, ("accuracy",), True),
     "wnli": GlueTask("WNLI", _PAIR, ("label",), ("not_entailment", "entailment"), ("accuracy",)),
-    "ax": GlueTask("AX", _MNLI_TEXTS, ("Label", "label", "gold_label"), _MNLI_CLASSES, ("mcc", "accuracy"), True),
+    "ax": GlueTask("AX", _MNLI_TEXTS, ("label", "gold_label"), _MNLI_CLASSES, ("mcc", "accuracy"), True),
 }  # fmt: skip
 
 # The splits of a task, and the names of their files, best first; TFDS has a split or a data set for each.
@@ -104,11 +102,12 @@ def splits_of(name: str) -> Mapping[str, tuple[str, ...]]:
     return _SPLITS.get(name, base.SPLITS)
 
 
-def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
+def read_split(name: str, source: str, split: str) -> readers.Examples:
     """Returns the examples of a split; [] if it is missing."""
     names = _NAMES.get(name, readers.SPLITS)
-    if len(split_places(source)) == 1:
-        source = _own_folder(name, source)
+    if len(split_places(source)) == 1:  # or the folder of the task inside GLUE's zip folder
+        folders = [Path(source) / folder for folder in _FOLDERS.get(name, (TASKS[name].folder,))]
+        source = next((str(folder) for folder in folders if folder.is_dir()), source)
     path = readers.find_split_file(source, split, names)
     if not path and split == "dev_mismatched":
         path = readers.find_split_file(source, "dev_matched", names)
@@ -116,19 +115,8 @@ def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
     if not path and split == "test_ax":
         path = _find_diagnostic(source)
     if not path:
-        return []
-    examples = read_place(
-        name, path, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev")
-    )
-    if not examples and not readers.plain_name(path).endswith(".json"):
-        raise InputError(f"{path} holds no example; copy it again from GLUE's zip")
-    return examples
-
-
-def _own_folder(name: str, source: str) -> str:
-    """Returns the folder of the task inside GLUE's zip folder, or `source` itself."""
-    folders = [Path(source) / folder for folder in _FOLDERS.get(name, (TASKS[name].folder,))]
-    return next((str(folder) for folder in folders if folder.is_dir()), source)
+        return readers.Examples()
+    return read_place(name, path, _JSON_KEYS.get(split, ()), split.startswith(("train", "dev")))
 
 
 def _find_diagnostic(source: str) -> str:
@@ -137,15 +125,10 @@ def _find_diagnostic(source: str) -> str:
     if match := re.fullmatch(r"tfds:glue/mnli(:[\d.]+)?", source):
         candidates = [f"tfds:glue/ax{match[1] or ''}"]
     elif Path(source).is_dir():
-        folders = (Path(source), Path(source).absolute().parent)
-        candidates = [
-            str(folder / name)
-            for folder in folders
-            for name in _FOLDERS["ax"]
-            if (folder / name).is_dir()
-        ]
+        for folder in (Path(source), Path(source).absolute().parent):
+            candidates += [str(folder / name) for name in _FOLDERS["ax"]]
     for candidate in candidates:
-        # it is not prepared, or the folder is of something else
+        # it is not there or not prepared, or the folder is of something else
         with contextlib.suppress(InputError):
             if path := readers.find_split_file(candidate, "test", _AX_NAMES):
                 return path
@@ -160,77 +143,38 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     """
     glue = TASKS[name]
     table = _table(name, place, labelled, json_keys)
-    classes = classes_in(place)
-    texts = next((list(names) for names in glue.texts if set(names) <= set(table.columns)), [])
-    label = next((column for column in glue.label if column in table.columns), "")
-    if table.records and (not texts or (labelled and not label)):
-        wanted = glue.texts[0] if not texts else glue.label[:1]
-        has = readers.listed_columns(table.columns)
-        raise InputError(
-            f"{place} has no column {' and no '.join(map(repr, wanted))}; it has {has}"
-        )
-    number = next((column for column in ("index", "idx") if column in table.columns), "")
-    examples, unagreed = [], 0
-    for position, record in enumerate(table.records):
-        value = named_class(record.get(label), classes.get(label))
-        value = (
-            label_name(value, record.where) if glue.classes else label_number(value, record.where)
-        )
-        if value in (UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
-            unagreed += labelled
-            if labelled:
-                continue
-            value = None
-        examples.append(
-            ClassifyExample(
-                text_of(record, texts[0]),
-                text_of(record, texts[1]) if len(texts) == 2 else None,
-                value,
-                id_of(record.get(number), position),
-                record.where,
-            )
-        )
-    if labelled:
-        check_labelled(examples)
-    skipped = {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed}
-    return readers.Examples(examples, skipped, (*texts, label))
+    if not table.records and readers.plain_name(place).endswith(".json"):
+        return readers.Examples()  # Adversarial GLUE may lack a part
+    table = table.filled()
+    texts = text_columns(glue.texts, len(glue.texts[0]) == 2, table.columns, place)
+    label = find_column(glue.label, table.columns)
+    if labelled and not label:
+        raise no_column(place, repr(glue.label[0]), table.columns)
+    classes = classes_in(place).get(label)
+
+    def label_of(record: Record) -> object:
+        value = named_class(record.get(label), classes)
+        read = label_name if glue.classes else label_number
+        value = read(value, record.where)
+        is_hidden = value in (UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN)
+        return WITHHELD if is_hidden else value
+
+    return make_examples(table, texts, label_of, labelled, (*texts, label), ("index", "idx"))
 
 
 def _table(name: str, path: str, lenient: bool, json_keys: Sequence[str]) -> readers.Table:
-    """Returns the table of a file. Files without a header, or with other column names, are recognised."""
-    if (
-        name == "cola"
-        and readers.is_tsv(path)
-        and "sentence" not in (row := readers.first_row(path))
-    ):
-        if row and len(row) != 4:
-            raise InputError(
-                f"{path}:1 has {len(row)} columns; a file of CoLA has a header, or four columns"
-            )
-        return readers.read_table(path, ("source", "label", "mark", "sentence"))
-    if (
-        name == "stsb"
-        and not path.startswith(tfds_text.PREFIX)
-        and _is_sts_benchmark(readers.first_row(path))
-    ):
+    """Returns the table of a file. Files without a header are recognised."""
+    row = [] if readers.is_records(path) else readers.first_row(path)
+    if name == "stsb" and _is_sts_benchmark(row):
         return readers.read_wide_tsv(path, _STS_COLUMNS, lenient)
-    table = readers.read_table(path, (), lenient, json_keys)
-    if (
-        name == "mnli"
-        and readers.is_tsv(path)
-        and len(table.columns) >= 10
-        and "sentence1" not in table.columns
-    ):
+    columns: Sequence[str] = ()
+    if readers.is_tsv(path) and name == "cola" and row and "sentence" not in row:
+        columns, lenient = ("source", "label", "mark", "sentence"), False
+    if readers.is_tsv(path) and name == "mnli" and len(row) >= 10 and row[-1] in _MNLI_CLASSES:
         # by position, as in Google's code
-        columns = [f"column {index}" for index in range(len(table.columns))]
+        columns = [f"column {index}" for index in range(len(row))]
         columns[8:10], columns[-1] = ["sentence1", "sentence2"], "gold_label"
-        if table.columns[-1] in TASKS[name].classes:
-            return readers.read_table(path, columns, lenient)  # there is no header
-        records = [
-            readers.Record(zip(columns, record.values()), record.where) for record in table.records
-        ]
-        return table._replace(columns=tuple(columns), records=records)
-    return table
+    return readers.read_table(path, columns, lenient, json_keys)
 
 
 def _is_sts_benchmark(row: Sequence[str]) -> bool:

@@ -2,8 +2,9 @@
 """GLUE's metrics of a file of predictions."""
 
 from pathlib import Path
+from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, reading
 from bert_jax.tasks.glue.read import (
     TASKS,
     find_glue,
@@ -14,10 +15,12 @@ from bert_jax.tasks.glue.read import (
 )
 from bert_jax.tasks.labels import ClassifyExample, label_name, label_number
 from bert_jax.tasks.readers import read_table
-from bert_jax.tasks.texts import Classified, Scored, id_of, score_classes, score_numbers
+from bert_jax.tasks.records import id_of
+from bert_jax.tasks.scores import Metrics
+from bert_jax.tasks.texts import Classified, Scored, score_classes, score_numbers
 
 
-def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
+def score_files(name: str, data: str, predictions: str) -> Metrics:
     """Returns GLUE's metrics of a file of predictions in the format of a submission.
 
     Args:
@@ -28,14 +31,10 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     Raises: InputError, with file and line, if an example has no prediction, two, or one that is not a class.
     """
     glue, splits = find_glue(name), splits_of(name)
-    split = (*splits["eval"], *splits["test"])[0]
-    examples = (
-        read_split(name, data, split)
-        if Path(data).is_dir()
-        else list(read_place(name, data, ("mnli",), True))
-    )
-    if not examples:
-        raise InputError(f"data {data!r} has no file of dev with labels; give that file")
+    if Path(data).is_dir():
+        examples = read_split(name, data, (*splits["eval"], *splits["test"])[0])
+    else:
+        examples = read_place(name, data, ("mnli",) if data.endswith(".json") else (), True)
     predicted = _read_predictions(name, predictions)
     ids = [example.id for example in examples]
     if set(predicted) != set(ids) and set(predicted) == set(range(len(ids))):
@@ -47,46 +46,33 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
                 f"{seen[index]} and {example.where} have the same index {index}; give each its own"
             )
         seen[index] = example.where
-        if index not in predicted:
+    for index in (*seen, *predicted):
+        if index not in predicted or index not in seen:
+            lacks, has = (predictions, data) if index in seen else (data, predictions)
             raise InputError(
-                f"{predictions} has no prediction for index {index} ({example.where}); add it"
+                f"{lacks} has no row of index {index}, which {has} has; give predictions of that file"
             )
-    if len(predicted) != len(ids):
-        extra = next(index for index in predicted if index not in set(ids))
-        raise InputError(
-            f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?"
-        )
     ordered = [predicted[index] for index in ids]
     if not glue.classes:
-        return score_numbers(examples, ordered)  # type: ignore[arg-type]
-    return score_classes(glue.metrics, official_classes(glue.classes), examples, ordered)  # type: ignore[arg-type]
+        return score_numbers(examples, ordered)
+    return score_classes(glue.metrics, official_classes(glue.classes), examples, ordered)
 
 
-def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified | Scored]:
+def _read_predictions(name: str, predictions: str) -> dict[int | str, Any]:
     """Returns the prediction of each index in a file. Raises: InputError if one is missing, repeated or not a class."""
     classes = TASKS[name].classes
-    table = read_table(predictions)
-    if {"index", "prediction"} - set(table.columns):
-        raise InputError(
-            f"{predictions}:1 is not the header index, prediction (with a tab); add it"
-        )
-    predicted: dict[int | str, Classified | Scored] = {}
     known = official_classes(classes)
-    for position, record in enumerate(table.records):
-        index = id_of(record["index"], position)
-        if index in predicted:
-            raise InputError(
-                f"{record.where}: index {index} has a prediction already; keep one of them"
-            )
-        label = (label_name if classes else label_number)(record["prediction"], record.where)
-        if label is None:
-            raise InputError(f"{record.where} has no prediction; write one")
-        number = (
-            known.of(ClassifyExample("", None, label, index, record.where)) if classes else None
-        )
-        predicted[index] = (
-            Scored(float(label))
-            if number is None
-            else Classified(classes[number], dict.fromkeys(classes, 0.0))
-        )
+    predicted: dict[int | str, Any] = {}
+    for position, record in enumerate(read_table(predictions).records):
+        with reading(record.where):
+            index = id_of(record["index"], position)
+            if index in predicted:
+                raise InputError(f"index {index} has a prediction already; keep one of them")
+            label = (label_name if classes else label_number)(record["prediction"], record.where)
+            if label is None:
+                raise InputError("there is no prediction; write one")
+            predicted[index] = Scored(label)  # type: ignore[arg-type]
+            if classes:
+                example = ClassifyExample("", label=label, where=record.where)
+                predicted[index] = Classified(classes[known.of(example) or 0], {})
     return predicted

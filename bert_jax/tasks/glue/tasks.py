@@ -6,13 +6,11 @@ A model with its own class names keeps its own order. Source: gluebenchmark.com/
 
 import abc
 from collections.abc import Iterable, Sequence
-
-import numpy as np
+from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.storage.places import Place
 from bert_jax.tasks import texts
 from bert_jax.tasks.base import Prediction, Task, choose_metric, split_names
 from bert_jax.tasks.classify import ClassesTask, NumbersTask
@@ -35,48 +33,40 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     )
 
 
-class _Glue(Task):
+class _Glue(Task[ClassifyExample, Any]):
     """One of the tasks; its name is in the settings."""
 
     head = SEQUENCES
 
     def __init__(
-        self, config: TaskConfig, metrics: Iterable[str], labels: Sequence[str] = ()
+        self,
+        config: TaskConfig,
+        metrics: Iterable[str],
+        labels: Sequence[str] = (),
     ) -> None:
         super().__init__(config, labels)
         self.glue = find_glue(config.name)
         self.metric = choose_metric(config, (self.glue.metrics[0], *metrics))
         self.splits = splits_of(config.name)
 
-    def read(self, source: str, split: str) -> list[ClassifyExample]:
+    def read(self, source, split):
         return read_split(self.config.name, source, split)
 
-    def parse(self, value: object, where: str) -> ClassifyExample:
-        columns = [(names[0], names[1] if len(names) == 2 else "") for names in self.glue.texts]
-        return parse_texts(columns, len(self.glue.texts[0]) == 2, value, where)
+    def parse(self, value, where):
+        return parse_texts(self.glue.texts, len(self.glue.texts[0]) == 2, value, where)
 
     @abc.abstractmethod
     def value_of(self, prediction: Prediction) -> str:
         """Returns what is written of a prediction."""
 
-    def write(
-        self,
-        directory: Place,
-        split: str,
-        examples: Sequence[ClassifyExample],
-        predictions: Sequence[Prediction],
-    ) -> None:
+    def write(self, directory, split, examples, predictions):
         """Writes the file for the leaderboard. For splits other than test, the name of the split is appended."""
-        values = [self.value_of(prediction) for prediction in predictions]
-        stem = _SUBMISSIONS.get(split, self.glue.folder) + (
-            "" if split.startswith("test") else f"-{split}"
-        )
-        ids = [example.id for example in examples]
-        if all(isinstance(id_, int) for id_ in ids):  # those of TFDS are shuffled
-            by_id = np.argsort(np.array(ids, np.int64), kind="stable")
-            ids = [ids[position] for position in by_id]
-            values = [values[position] for position in by_id]
-        texts.write_predictions(directory / f"{stem}.tsv", ids, values)
+        suffix = "" if split.startswith("test") else f"-{split}"
+        pairs = list(zip(examples, map(self.value_of, predictions)))
+        if all(isinstance(example.id, int) for example in examples):  # those of TFDS are shuffled
+            pairs.sort(key=lambda pair: pair[0].id)
+        path = directory / f"{_SUBMISSIONS.get(split, self.glue.folder)}{suffix}.tsv"
+        texts.write_predictions(path, pairs)
 
 
 class GlueClasses(ClassesTask, _Glue):
@@ -100,9 +90,7 @@ class GlueClasses(ClassesTask, _Glue):
             numbers.setdefault(name, index)
         self.classes = Classes(numbers)
 
-    def score(
-        self, examples: Sequence[ClassifyExample], predictions: Sequence[texts.Classified]
-    ) -> dict[str, float]:
+    def score(self, examples, predictions):
         """Returns the metrics, computed with GLUE's class numbers, independent of the order of the model's classes."""
         metrics = (*self.glue.metrics, *({self.metric} - set(self.glue.metrics)))
         canonical = [
@@ -138,22 +126,13 @@ def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[in
     spelled = [
         label.lower().removeprefix("label_").replace(" ", "_").replace("-", "_") for label in own
     ]
-    order = [
-        next(
-            (
-                position
-                for position, label in enumerate(spelled)
-                if label in (class_name, str(index))
-            ),
-            -1,
-        )
-        for index, class_name in enumerate(classes)
-    ]
+    order = []
+    for index, class_name in enumerate(classes):
+        found = [at for at, label in enumerate(spelled) if label in (class_name, str(index))]
+        order += found[:1]
     if len(own) != len(classes) or sorted(order) != list(range(len(classes))):
-        theirs = (
-            f"the model's classes {', '.join(own)} are not those of {name}: {', '.join(classes)}"
-        )
         raise InputError(
-            f"{theirs}; use a model of that task, or set task.labels to their order in the model"
+            f"the model's classes {', '.join(own)} are not those of {name}: {', '.join(classes)}; use a model of that "
+            "task, or set task.labels to their order in the model"
         )
     return order

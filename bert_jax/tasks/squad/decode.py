@@ -6,7 +6,7 @@ searched for in the text; here tokens know their positions in it. An example wit
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from bert_jax.tasks.squad.read import SquadExample
 
 # The odds of a question without any span, instead of null score - best span's score; JSON has no infinity.
 NO_SPAN_ODDS = 1e6
-_WINDOWS_AT_ONCE = 256
 
 
 class Window(NamedTuple):
@@ -66,16 +65,6 @@ class SpanPrediction(NamedTuple):
         return self.best_span is not None
 
 
-class _Candidates(NamedTuple):
-    """Possible spans of a block of windows, grouped by example, best first."""
-
-    starts: list[int]  # code points
-    ends: list[int]
-    start_logits: list[float]
-    end_logits: list[float]
-    bounds: list[int]  # those of the block's example i are bounds[i]:bounds[i + 1]
-
-
 def decode_spans(
     examples: Sequence[SquadExample],
     rows: Sequence[Row],
@@ -94,108 +83,44 @@ def decode_spans(
       outputs: for each row [L, 2] float32, start and end logits of its tokens.
       config: of the task; its `name` decides whether no answer is possible.
     """
-    rows_of: list[list[int]] = [[] for _ in examples]
-    for number, row in enumerate(rows):
-        rows_of[row.example].append(number)
-    predictions: list[SpanPrediction] = []
-    for block in _blocks(rows_of):
-        numbers = [number for row_numbers in block for number in row_numbers]
-        logits = [_finite(outputs[number]) for number in numbers]
-        candidates = _candidates(
-            [len(group) for group in block], [rows[number] for number in numbers], logits, config
-        )
-        position = 0
-        for index, row_numbers in enumerate(block):
-            windows, position = (
-                logits[position : position + len(row_numbers)],
-                position + len(row_numbers),
-            )
-            null = _null_logits(windows) if config.name == "squad2" else None
-            indices = range(candidates.bounds[index], candidates.bounds[index + 1])
-            example = examples[len(predictions)]
-            spans = _n_best(example.context, candidates, indices, null, config.num_best)
-            predictions.append(_predict(example.id, spans, null, config))
+    windows: list[list[tuple[Window, np.ndarray]]] = [[] for _ in examples]
+    for row, output in zip(rows, outputs):
+        # a model that has diverged must not stop the evaluation
+        logits = np.nan_to_num(np.asarray(output, np.float64), nan=-1e9, posinf=1e9, neginf=-1e9)
+        windows[row.example].append((row.detail, logits))
+    predictions = []
+    for example, found in zip(examples, windows):
+        candidates = [_candidates(window, logits, config) for window, logits in found]
+        spans = np.concatenate(candidates) if candidates else np.zeros((0, 4))
+        spans = spans[np.argsort(-(spans[:, 2] + spans[:, 3]), kind="stable")]
+        null = None
+        if config.name == "squad2":  # [CLS] in the window with the smallest sum
+            pairs = [(float(logits[0, 0]), float(logits[0, 1])) for _, logits in found]
+            null = min(pairs, key=sum, default=None)
+        n_best = _n_best(example.context, spans.tolist(), null, config.num_best)
+        predictions.append(_predict(example.id, n_best, null, config))
     return predictions
 
 
-def _blocks(rows_of: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Yields the rows of blocks of examples; a block bounds the memory for candidates."""
-    block: list[list[int]] = []
-    for row_numbers in rows_of:
-        block.append(row_numbers)
-        if sum(map(len, block)) >= _WINDOWS_AT_ONCE or len(block) >= _WINDOWS_AT_ONCE:
-            yield block
-            block = []
-    if block:
-        yield block
-
-
-def _candidates(
-    num_windows: Sequence[int],
-    rows: Sequence[Row],
-    outputs: Sequence[np.ndarray],
-    config: TaskConfig,
-) -> _Candidates:
-    """Returns the valid spans. W windows, K = num_best.
-
-    Args:
-      num_windows: the number of windows of each example.
-      rows: the windows.
-      outputs: [L, 2] float64 for each.
-      config: of the task.
-    """
-    if not rows:
-        return _Candidates([], [], [], [], [0] * (len(num_windows) + 1))
-    length = max(map(len, outputs))
-    logits = np.full((2, len(rows), length), -np.inf)
-    offsets = np.zeros((len(rows), length, 2), np.int64)
-    in_context, can_start = np.zeros((2, len(rows), length), bool)
-    for number, (row, output) in enumerate(zip(rows, outputs)):
-        first, spans, is_max_context = row.detail
-        context = slice(first, first + len(spans))
-        logits[:, number, : len(output)] = output.T
-        offsets[number, context] = spans
-        in_context[number, context] = True
-        can_start[number, context] = is_max_context
+def _candidates(window: Window, logits: np.ndarray, config: TaskConfig) -> np.ndarray:
+    """Returns the valid spans of a window, [n, 4]: start and end in code points, and their logits."""
     # All positions take part, including [CLS] and the question; ties keep their order.
-    best = np.argsort(-logits, axis=-1, kind="stable")[:, :, : config.num_best]
-    best_logits = np.take_along_axis(logits, best, axis=-1)
-    starts, ends = best[0][:, :, None], best[1][:, None, :]  # [W, K, 1], [W, 1, K]
-    is_valid = (
-        np.take_along_axis(can_start, best[0], axis=-1)[:, :, None]
-        & np.take_along_axis(in_context, best[1], axis=-1)[:, None, :]
-        & (starts <= ends)
-        & (ends - starts < config.max_answer_length)
-    )
-    window, rank_start, rank_end = np.nonzero(is_valid)
-    start_logits, end_logits = best_logits[0, window, rank_start], best_logits[1, window, rank_end]
-    example = np.repeat(np.arange(len(num_windows)), num_windows)[window]
-    # stable, so ties keep the order of the windows
-    order = np.lexsort((-(start_logits + end_logits), example))
-    return _Candidates(
-        starts=offsets[window, best[0, window, rank_start], 0][order].tolist(),
-        ends=offsets[window, best[1, window, rank_end], 1][order].tolist(),
-        start_logits=start_logits[order].tolist(),
-        end_logits=end_logits[order].tolist(),
-        bounds=np.searchsorted(example, np.arange(len(num_windows) + 1)).tolist(),
-    )
-
-
-def _finite(output: np.ndarray) -> np.ndarray:
-    """Returns logits in float64, with nan replaced: a model that has diverged must not stop the evaluation."""
-    return np.nan_to_num(np.asarray(output, np.float64), nan=-1e9, posinf=1e9, neginf=-1e9)
-
-
-def _null_logits(windows: Sequence[np.ndarray]) -> tuple[float, float] | None:
-    """Returns the start and end logit of [CLS] in the window with the smallest sum; None without windows."""
-    pairs = [(float(window[0, 0]), float(window[0, 1])) for window in windows]
-    return min(pairs, key=sum, default=None)
+    best = np.argsort(-logits, axis=0, kind="stable")[: config.num_best]
+    starts, ends = (best - window.first).T  # among the tokens of the context
+    last = len(window.offsets) - 1
+    can_start = (starts >= 0) & (starts <= last)
+    can_start &= window.is_max_context[np.clip(starts, 0, last)]
+    can_end = (ends >= 0) & (ends <= last)
+    lengths = ends - starts[:, None]
+    is_valid = can_start[:, None] & can_end & (lengths >= 0) & (lengths < config.max_answer_length)
+    start, end = np.nonzero(is_valid)
+    texts = window.offsets[starts[start], 0], window.offsets[ends[end], 1]
+    return np.stack([*texts, logits[best[start, 0], 0], logits[best[end, 1], 1]], axis=1)
 
 
 def _n_best(
     context: str,
-    candidates: _Candidates,
-    indices: range,
+    candidates: list[list[float]],
     null: tuple[float, float] | None,
     num_best: int,
 ) -> list[Span]:
@@ -205,23 +130,28 @@ def _n_best(
     """
     spans: dict[str, Span] = {}
     no_answer = Span("", 0, 0, *null, 0.0) if null else None
-    for index in indices:
+    for *place, start_logit, end_logit in candidates:
+        if no_answer and no_answer.score > start_logit + end_logit:
+            spans.setdefault("", no_answer)
         if len(spans) >= num_best:
             break
-        logits = candidates.start_logits[index], candidates.end_logits[index]
-        if no_answer and "" not in spans and no_answer.score > sum(logits):
-            spans[""] = no_answer
-            if len(spans) >= num_best:
-                break
-        start, end = candidates.starts[index], candidates.ends[index]
+        start, end = map(int, place)
         text = context[start:end]
-        if text != text.strip():  # the blank that SentencePiece gives a token of its own
-            start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
-            text = text.strip()
+        start += len(text) - len(
+            text.lstrip()
+        )  # the blank that SentencePiece gives a token of its own
+        text = text.strip()
         if text and text not in spans:
-            spans[text] = Span(text, start, end, *logits, 0.0)
-    if no_answer and "" not in spans:
-        spans[""] = no_answer
+            spans[text] = Span(
+                text=text,
+                start=start,
+                end=start + len(text),
+                start_logit=start_logit,
+                end_logit=end_logit,
+                probability=0.0,
+            )
+    if no_answer:
+        spans.setdefault("", no_answer)
     highest = max((span.score for span in spans.values()), default=0.0)
     weights = [math.exp(span.score - highest) for span in spans.values()]
     total = sum(weights)
@@ -231,15 +161,33 @@ def _n_best(
 
 
 def _predict(
-    id: str, spans: list[Span], null: tuple[float, float] | None, config: TaskConfig
+    id: str,
+    spans: list[Span],
+    null: tuple[float, float] | None,
+    config: TaskConfig,
 ) -> SpanPrediction:
     """Returns the prediction: the best span, or "" if no answer is allowed and exceeds the threshold."""
     best = next((span for span in spans if span.text), None)
     odds = None
     if config.name == "squad2":
         odds = sum(null) - best.score if best and null else NO_SPAN_ODDS
-    none = next((span for span in spans if not span.text), Span("", 0, 0, 0.0, 0.0, 0.0))
-    answer = none if best is None or (odds is not None and odds > config.null_threshold) else best
+    answer = best
+    if best is None or (odds is not None and odds > config.null_threshold):
+        answer = next((span for span in spans if not span.text), None)
+    answer = answer or Span(
+        text="",
+        start=0,
+        end=0,
+        start_logit=0.0,
+        end_logit=0.0,
+        probability=0.0,
+    )
     return SpanPrediction(
-        id, answer.text, answer.start, answer.end, answer.probability, tuple(spans), odds
+        id=id,
+        text=answer.text,
+        start=answer.start,
+        end=answer.end,
+        probability=answer.probability,
+        n_best=tuple(spans),
+        null_odds=odds,
     )

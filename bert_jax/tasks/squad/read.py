@@ -14,22 +14,25 @@ A source is one of
 XQuAD, MLQA and other data sets in this format are read too.
 """
 
-import glob
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from bert_jax.errors import InputError, shown
-from bert_jax.storage import files, urls
-from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
-from bert_jax.tasks.json_values import load_json
-from bert_jax.tasks.readers import find_split_file, read_text
+from bert_jax.errors import InputError
+from bert_jax.tasks.columnar import is_parquet, is_tfds
+from bert_jax.tasks.readers import (
+    SPLITS,
+    find_split_file,
+    is_one_place,
+    part_of,
+    read_json_value,
+    read_table,
+)
+from bert_jax.tasks.records import Record, to_record
 
-_SPLITS = ("train", "dev", "test")
-_TFDS_SPLITS = {"train": "train", "dev": "validation"}  # a test split is with SQuAD's authors only
+_ANSWER = ("text", "answer_start")
+_OWN_NAME = re.compile(r"(?:.*/)?(train|dev|test)[^/]*")
 
 
 class Answer(NamedTuple):
@@ -58,25 +61,26 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
       version: "1.1" or "2.0"; chooses between the files of a directory.
     Raises: InputError with the file and the location in it.
     """
-    path = _find_place(source, split, version)
-    if not path:
+    place = _find_place(source, split, version)
+    if not place:
         return []
-    if is_tfds(path) or is_parquet(path):
-        records = read_tfds(path, _TFDS_SPLITS[split]) if is_tfds(path) else read_parquet(path)
-        examples = [
-            _columnar_question(record, path, f"example {number}")
-            for number, record in enumerate(records)
-        ]
-        return examples if split == "train" else _told_apart(examples, path)
-    return read_squad_file(path)
+    if not is_tfds(place) and not is_parquet(place):
+        return read_squad_file(place)
+    examples = list(map(_columnar_question, read_table(place).records))
+    return examples if split == "train" else _told_apart(examples, place)
 
 
 def read_squad_file(path: str) -> list[SquadExample]:
     """Returns the examples of a file, or with FILE[28:] of a range of its articles. Raises: as `read_squad`."""
-    path, articles_wanted = _split_range(path)
-    content = load_json(read_text(path), path, is_file=True)
-    articles = _get(content, "data", list, path, "")
-    return _told_apart(list(_read_articles(articles, articles_wanted, path)), path)
+    path, wanted = _split_range(path)
+    first, _, last = wanted.strip("[]").partition(":")
+    chosen = slice(int(first) if first else None, int(last) if last else None)
+    articles = to_record(read_json_value(path), path).objects("data")[chosen]
+    examples = []
+    for paragraph in (each for article in articles for each in article.objects("paragraphs")):
+        context = paragraph.get_as("context", str)
+        examples += [_question(record, context) for record in paragraph.objects("qas")]
+    return _told_apart(examples, path)
 
 
 def _told_apart(examples: list[SquadExample], path: str) -> list[SquadExample]:
@@ -98,169 +102,67 @@ def parse_question(value: object, where: str) -> SquadExample:
     """
     if isinstance(value, (list, tuple)) and len(value) == 2:
         value = {"question": value[0], "context": value[1]}
-    if not isinstance(value, Mapping):
-        raise InputError(
-            f'{where}: {shown(value)} is not like {{"question": "...", "context": "..."}}'
-        )
-    question, context = (_get(value, name, str, where, "") for name in ("question", "context"))
-    return SquadExample(_id(value, where, "") if "id" in value else where, question, context)
-
-
-# Finding the file
+    record = to_record(value, where)
+    record = Record({"id": where, **record, "answers": None}, where)
+    return _question(record, record.get_as("context", str))
 
 
 def _find_place(source: str, split: str, version: str) -> str:
-    """Returns the file, with its range, or the TFDS data set of a split; "" if the source does not have it."""
-    any_name = False  # whether a file is taken whatever its name
-    if re.match(rf"({'|'.join(_SPLITS)})=", source):
-        sources = dict(
-            part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source)
-        )
-        source, any_name = sources.get(split, ""), True
-    elif "," in source and not os.path.exists(_split_range(source)[0]):
-        source, any_name = _place_in_list(source, split), True
-    if not source:
+    """Returns the file, with its range, or the data set of a split; "" if the source does not have it."""
+    whole = os.path.exists(_split_range(source)[0])  # though its name may have a comma
+    part = source if whole else part_of(source, split)
+    if not part or split not in SPLITS:
         return ""
-    path = _split_range(source)[0]
-    if path.startswith("tfds:"):
-        if path != source:
-            raise InputError(
-                f"{source}: TFDS has no ranges of articles; leave out {source[len(path) :]}"
-            )
-        return path if split in _TFDS_SPLITS else ""
-    if urls.is_remote(path) and not re.search(r"\.(json|parquet)(\.gz|\.zst)?$", path):
-        return find_split_file(path, split)
-    if urls.is_remote(path) or not Path(path).is_dir():
-        named = re.match("|".join(_SPLITS), Path(path).name)
-        return source if any_name or not named or named[0] == split else ""
-    return _find_in_directory(path, split, version) + source[len(path) :]
+    path, wanted = _split_range(part)
+    if is_one_place(path):  # of several parts each is taken whatever its name
+        own = _OWN_NAME.fullmatch(path) if part == source else None
+        return "" if own and own[1] != split else part
+    # of the version, or of none
+    kinds = [f".*v{version}.*"] if version else []
+    kinds.append(r"(?!.*v[12]\.\d).*" if version else ".*")
+    names = {
+        name: tuple(stem + kind for kind in kinds for stem in stems)
+        for name, stems in SPLITS.items()
+    }
+    found = find_split_file(path, split, names)
+    return found and found + wanted
 
 
-def _place_in_list(source: str, split: str) -> str:
-    """Returns the source of a split in TRAIN,DEV[,TEST]; "" if it is not listed.
-
-    Raises: InputError if it is not such a list.
-    """
-    parts = files.split_places(source)
-    if (
-        len(parts) > len(_SPLITS)
-        or not all(parts)
-        or any(re.match(r"(train|dev|test)=", part) for part in parts)
-    ):
-        raise InputError(
-            f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE"
-        )
-    return next((part for name, part in zip(_SPLITS, parts) if name == split), "")
-
-
-def _find_in_directory(directory: str, split: str, version: str) -> str:
-    names = sorted(Path(name).name for name in glob.glob(f"{glob.escape(directory)}/*.json*"))
-    named = [
-        name
-        for name in names
-        if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)
-    ]
-    of_version = [name for name in named if f"v{version}" in name]
-    named = of_version or [
-        name for name in named if not re.search(r"v[12]\.\d", name) or not version
-    ]
-    if not names and glob.glob(f"{glob.escape(directory)}/*.parquet"):
-        return find_split_file(directory, split)
-    if len(named) > 1:
-        raise InputError(
-            f"{directory} holds {', '.join(named)}; give the one to take: {split}={directory}/{named[0]}"
-        )
-    if not named and not any(name.startswith(_SPLITS) for name in names):
-        but = f" but {', '.join(names)}" if names else ""
-        raise InputError(
-            f"{directory} holds no file train*.json or dev*.json{but}; give train=FILE,dev=FILE"
-        )
-    return f"{directory}/{named[0]}" if named else ""
-
-
-def _split_range(source: str) -> tuple[str, slice]:
-    """Returns the path, and the range of articles of a suffix such as [28:]."""
-    match = re.fullmatch(r"(.*)\[(-?\d{1,9})?:(-?\d{1,9})?\]", source, re.DOTALL)
-    if not match:
-        return source, slice(None)
-    start, stop = (int(bound) if bound else None for bound in match.groups()[1:])
-    return match[1], slice(start, stop)
+def _split_range(source: str) -> tuple[str, str]:
+    """Returns the path, and a suffix such as [28:] or ""."""
+    match = re.search(r"\[(-?\d{1,9})?:(-?\d{1,9})?\]$", source)
+    return (source[: match.start()], match[0]) if match else (source, "")
 
 
 # Reading its content
 
 
-def _read_articles(articles: list, wanted: slice, path: str) -> Iterator[SquadExample]:
-    for number in range(len(articles))[wanted]:
-        article = f"data[{number}]"
-        for index, paragraph in enumerate(
-            _get(articles[number], "paragraphs", list, path, article)
-        ):
-            location = f"{article}.paragraphs[{index}]"
-            context = _get(paragraph, "context", str, path, location)
-            for position, question in enumerate(_get(paragraph, "qas", list, path, location)):
-                yield _read_question(question, context, path, f"{location}.qas[{position}]")
-
-
-def _read_question(
-    value: Mapping[str, object], context: str, path: str, location: str
-) -> SquadExample:
-    question = _get(value, "question", str, path, location)
-    answers = []
-    if value.get("answers") is not None:  # a test set has none
-        for number, answer in enumerate(_get(value, "answers", list, path, location)):
-            here = f"{location}.answers[{number}]"
-            answers.append(
-                Answer(
-                    _get(answer, "text", str, path, here),
-                    _get(answer, "answer_start", int, path, here),
-                )
-            )
-    impossible = (
-        _get(value, "is_impossible", bool, path, location) if "is_impossible" in value else False
+def _question(record: Record, context: str) -> SquadExample:
+    """Returns the example of a question; some data sets have numbers as ids, and a test set has no answers."""
+    if record.get("answers") is None:
+        record["answers"] = []
+    answers = [
+        Answer(answer.get_as("text", str), answer.get_as("answer_start", int))
+        for answer in record.objects("answers")
+    ]
+    impossible = "is_impossible" in record and record.get_as("is_impossible", bool)
+    id_ = str(record["id"]) if type(record.get("id")) is int else record.get_as("id", str)
+    return SquadExample(
+        id=id_,
+        question=record.get_as("question", str),
+        context=context,
+        answers=tuple(answers),
+        impossible=impossible,
     )
-    return SquadExample(_id(value, path, location), question, context, tuple(answers), impossible)
 
 
-Kind = TypeVar("Kind", str, list, int, bool)
-_KINDS = {str: "a text", list: "a list", int: "a whole number", bool: "true or false"}
-
-
-def _get(value: object, name: str, kind: type[Kind], path: str, location: str) -> Kind:
-    """Returns `value[name]` if it is of the kind. Raises: InputError with the location."""
-    where = f"{path}, {location}" if location else path
-    if not isinstance(value, Mapping) or name not in value:
-        raise InputError(
-            f"{where} is {shown(value)}, not an object with {name!r}; give data in SQuAD's format"
-        )
-    item = value[name]
-    if not isinstance(item, kind) or (kind is int and isinstance(item, bool)):
-        raise InputError(f"{where}: {name!r} is {shown(item)}, not {_KINDS[kind]}; correct it")
-    if isinstance(item, str):
-        with files.reading(f"{where}: {name!r}"):
-            item.encode("utf-8")  # half of a character cannot be written to a file
-    return item
-
-
-def _id(value: object, path: str, location: str) -> str:
-    """Returns the id of a question; some data sets have numbers."""
-    if isinstance(value, Mapping) and isinstance(value.get("id"), int):
-        return str(value["id"])
-    return _get(value, "id", str, path, location)
-
-
-def _columnar_question(record: Mapping[str, Any], path: str, location: str) -> SquadExample:
+def _columnar_question(record: Record) -> SquadExample:
     """Returns the example of a record whose answers are columns. Without is_impossible, no answer means impossible."""
-    values = {"is_impossible": False, **record}
-    answers = values.get("answers") or []
+    answers = record.get("answers") or []
     if not isinstance(answers, list):  # of objects, as in JSON
-        columns = (_get(answers, name, list, path, location) for name in ("text", "answer_start"))
-        answers = [
-            dict(zip(("text", "answer_start"), answer))
-            for answer in itertools.zip_longest(*columns)
-        ]
-    values["is_impossible"] = bool(values["is_impossible"]) or (
-        "is_impossible" not in record and not answers
-    )
-    context = _get(values, "context", str, path, location)
-    return _read_question({**values, "answers": answers}, context, path, location)
+        columns = to_record(answers, record.where)
+        pairs = itertools.zip_longest(*(columns.get_as(name, list) for name in _ANSWER))
+        answers = [dict(zip(_ANSWER, pair)) for pair in pairs]
+    record["answers"] = answers
+    record["is_impossible"] = bool(record.get("is_impossible", not answers))
+    return _question(record, record.get_as("context", str))

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage.files import JsonObject
-from bert_jax.tasks.json_values import load_json
-from bert_jax.tasks.readers import read_text
+from bert_jax.tasks.readers import read_json_value
+from bert_jax.tasks.records import to_record
+from bert_jax.tasks.scores import Metrics
 from bert_jax.tasks.squad.read import SquadExample, read_squad_file
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -37,16 +37,11 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> dict[str, float]:
+def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> Metrics:
     """Returns exact match and F1 in percent, and the number of questions. Raises: InputError as `check_answered`."""
     check_answered(examples)
     exact, f1 = _raw_scores(examples, texts, no_answers=False)
-    total = len(examples)
-    return {
-        "exact_match": _percent(exact.sum(), total),
-        "f1": _percent(f1.sum(), total),
-        "total": total,
-    }
+    return {"exact_match": _percent(exact), "f1": _percent(f1), "total": len(examples)}
 
 
 def check_answered(examples: Sequence[SquadExample]) -> None:
@@ -62,7 +57,7 @@ def score_squad2(
     texts: Mapping[str, str],
     odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
-) -> dict[str, float]:
+) -> Metrics:
     """Returns exact match and F1 in percent, over all questions and over those with and without an answer.
 
     Args:
@@ -75,30 +70,28 @@ def score_squad2(
     exact, f1 = _raw_scores(examples, texts, no_answers=True)
     answered = np.array([bool(example.answers) for example in examples], bool)
     all_odds = np.array([0.0 if odds is None else odds[example.id] for example in examples], float)
-    shown = [np.where(all_odds > threshold, ~answered, scores) for scores in (exact, f1)]
-    scores: dict[str, float] = {}
-    for name, chosen in {
-        "": np.ones_like(answered),
-        "HasAns_": answered,
-        "NoAns_": ~answered,
-    }.items():
-        if chosen.any() or not name:
-            total = int(chosen.sum())
-            scores[f"{name}exact"], scores[f"{name}f1"] = (
-                _percent(values[chosen].sum(), total) for values in shown
-            )
-            scores[f"{name}total"] = total
+    kinds = {"": answered | True, "HasAns_": answered, "NoAns_": ~answered}
+    scores: Metrics = {}
+    for kind, chosen in kinds.items():
+        if kind and not chosen.any():
+            continue
+        for name, values in (("exact", exact), ("f1", f1)):
+            shown = np.where(all_odds > threshold, ~answered, values)
+            scores[f"{kind}{name}"] = _percent(shown[chosen])
+        scores[f"{kind}total"] = int(chosen.sum())
     if odds is not None:
         silent = np.array([not texts.get(example.id) for example in examples], bool)
-        for name, values in {"exact": exact, "f1": f1}.items():
-            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = find_threshold(
-                values, all_odds, answered, silent
-            )
+        for name, values in (("exact", exact), ("f1", f1)):
+            best = find_threshold(values, all_odds, answered, silent)
+            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best
     return scores
 
 
 def find_threshold(
-    scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, silent: np.ndarray
+    scores: np.ndarray,
+    odds: np.ndarray,
+    answered: np.ndarray,
+    silent: np.ndarray,
 ) -> Threshold:
     """Returns the best score in percent over all thresholds on the odds.
 
@@ -108,14 +101,26 @@ def find_threshold(
       answered: whether the question has an answer.
       silent: whether the answer is "" at any threshold.
     """
+    gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))
+    return _best_threshold(odds, ~answered, gains, np.ones(len(odds) + 1, bool), 0.0)
+
+
+def _best_threshold(
+    odds: np.ndarray,
+    silent_scores: np.ndarray,
+    gains: np.ndarray,
+    can_end: np.ndarray,
+    below_all: float,
+) -> Threshold:
+    """Returns the best score in percent, and its threshold; `below_all` is the one where no question is answered.
+
+    It starts there, and answers one question at a time, lowest odds first; each adds its gain.
+    """
     order = np.argsort(odds, kind="stable")
-    # Starting from no question answered, answer one at a time, lowest odds first.
-    gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))[order]
-    totals = np.cumsum(np.concatenate([[float(np.sum(~answered))], gains]))
-    best = int(np.argmax(totals))
-    return Threshold(
-        _percent(totals[best], len(scores)), float(odds[order[best - 1]]) if best else 0.0
-    )
+    totals = np.cumsum(np.concatenate([[float(np.sum(silent_scores))], gains[order]]))
+    best = int(np.argmax(np.where(can_end, totals, -np.inf)))
+    value = float(odds[order[best - 1]]) if best else below_all
+    return Threshold(100.0 * float(totals[best]) / len(odds) if len(odds) else 0.0, value)
 
 
 def find_usable_threshold(
@@ -136,20 +141,18 @@ def find_usable_threshold(
     f1 = _raw_scores(examples, texts, no_answers=True)[1]
     null_f1 = _raw_scores(examples, dict.fromkeys(texts, ""), no_answers=True)[1]
     all_odds = np.array([odds[example.id] for example in examples], float)
-    order = np.argsort(all_odds, kind="stable")
-    ordered = all_odds[order]
-    totals = np.cumsum(np.concatenate([[float(np.sum(null_f1))], (f1 - null_f1)[order]]))
+    ordered = np.sort(all_odds)
     can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
-    best = int(np.argmax(np.where(can_end, totals, -np.inf)))
-    return Threshold(
-        _percent(totals[best], len(examples)),
-        float(ordered[best - 1] if best else ordered[0] - 1.0),
-    )
+    return _best_threshold(all_odds, null_f1, f1 - null_f1, can_end, float(ordered[0]) - 1.0)
 
 
 def score_files(
-    name: str, data: str, predictions: str, odds: str = "", threshold: float = 1.0
-) -> tuple[dict[str, float], int]:
+    name: str,
+    data: str,
+    predictions: str,
+    odds: str = "",
+    threshold: float = 1.0,
+) -> tuple[Metrics, int]:
     """Returns the official scores of files, and the number of questions without a prediction, which score 0.
 
     Args:
@@ -161,45 +164,21 @@ def score_files(
     Raises: InputError if a file has another format.
     """
     examples = read_squad_file(data)
-    if not examples:
-        raise InputError(f"{data} holds no question; give a file that has some")
-    texts = _read_object(predictions, (str,), "a text, the answer to that question")
-    if odds and name != "squad2":
-        raise InputError(
-            f"{odds}: {name} has no odds of no answer; leave out --na_prob_file, or use --task=squad2"
-        )
-    missing = sum(example.id not in texts for example in examples)
-    if missing == len(examples):
-        raise InputError(
-            f"{predictions} has none of the {missing} questions of {data}; give predictions on that file"
-        )
+    ids = [example.id for example in examples]
+    texts = to_record(read_json_value(predictions), predictions)
+    missing = sum(id_ not in texts for id_ in ids)
+    for id_ in {*ids} & texts.keys():
+        texts.get_as(id_, str)
     if name == "squad1":
         return score_squad1(examples, texts), missing
-    numbers = (
-        _read_object(odds, (int, float), "a finite number, the odds of no answer") if odds else None
-    )
-    if numbers is not None and (
-        without := [example.id for example in examples if example.id not in numbers]
-    ):
-        raise InputError(
-            f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}"
-        )
+    numbers = None
+    if odds:
+        numbers = to_record(read_json_value(odds), odds)
+        for id_ in ids:
+            value = numbers.get(id_, "")
+            if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+                raise numbers.wrong(id_, "a finite number, the odds of no answer")
     return score_squad2(examples, texts, numbers, threshold), missing
-
-
-def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> JsonObject:
-    values = load_json(read_text(path), path, is_file=True)
-    if not isinstance(values, dict):
-        raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")
-    for key, value in values.items():
-        finite = isinstance(value, str) or (
-            isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-        )
-        if not isinstance(value, kinds) or isinstance(value, bool) or not finite:
-            raise InputError(
-                f"{path}: the value of {key!r} is {str(value)[:60]!r}, not {meaning}; correct it"
-            )
-    return values
 
 
 def _raw_scores(
@@ -214,9 +193,9 @@ def _raw_scores(
         if no_answers:
             answers = [answer for answer in answers if answer]
         predicted = normalize_answer(texts[example.id])
-        for answer in answers or [""]:
-            exact[index] = max(exact[index], predicted == answer)
-            f1[index] = max(f1[index], _f1(predicted.split(), answer.split(), no_answers))
+        answers = answers or [""]
+        exact[index] = predicted in answers
+        f1[index] = max(_f1(predicted.split(), each.split(), no_answers) for each in answers)
     return exact, f1
 
 
@@ -225,11 +204,9 @@ def _f1(predicted: list[str], answer: list[str], no_answers: bool) -> float:
     if not predicted or not answer:
         return float(no_answers and predicted == answer)
     common = (collections.Counter(predicted) & collections.Counter(answer)).total()
-    if not common:
-        return 0.0
     precision, recall = common / len(predicted), common / len(answer)
-    return 2 * precision * recall / (precision + recall)
+    return 2 * precision * recall / (precision + recall) if common else 0.0
 
 
-def _percent(value: float, total: int) -> float:
-    return 100.0 * float(value) / total if total else 0.0
+def _percent(values: np.ndarray) -> float:
+    return 100.0 * float(values.sum()) / len(values) if len(values) else 0.0

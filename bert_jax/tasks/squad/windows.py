@@ -14,14 +14,17 @@ import numpy as np
 
 from bert_jax.batch import Row
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.base import CUT_QUESTIONS, Rows
+from bert_jax.tasks.base import CUT_QUESTIONS, Rows, single_row, without_zeros
 from bert_jax.tasks.squad.decode import Window
 from bert_jax.tasks.squad.read import SquadExample
 from bert_jax.text.tokenizer import Tokenizer
 
 
 def make_squad_rows(
-    examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool, config: TaskConfig
+    examples: Sequence[SquadExample],
+    tokenizer: Tokenizer,
+    training: bool,
+    config: TaskConfig,
 ) -> Rows:
     """Returns a row for each window of each example's context, with a `Window` as its detail.
 
@@ -32,12 +35,12 @@ def make_squad_rows(
     """
     counts: collections.Counter[str] = collections.Counter()
     rows: list[Row] = []
-    context, context_ids, offsets = None, np.zeros(0, np.int32), np.zeros((0, 2), np.int32)
+    context: str | None = None
+    context_ids, offsets = [], np.zeros((0, 2), np.int32)
     for index, example in enumerate(examples):
         if example.context != context:  # questions about one paragraph follow each other
             context = example.context
-            ids, offsets = tokenizer.encode_with_offsets(context)
-            context_ids = np.array(ids, np.int32)
+            context_ids, offsets = tokenizer.encode_with_offsets(context)
         if not len(context_ids):
             counts["skipped: context without tokens"] += 1
             continue
@@ -49,25 +52,25 @@ def make_squad_rows(
         counts[CUT_QUESTIONS] += len(question) > config.max_query_length
         head = [tokenizer.cls_id, *question[: config.max_query_length], *tokenizer.between]
         num_rows = len(rows)
-        for start, end, is_max_context in _windows(
-            len(context_ids), config.max_seq_length - len(head) - 1, config
-        ):
-            token_ids = np.concatenate([head, context_ids[start:end], [tokenizer.sep_id]]).astype(
-                np.int32
-            )
-            type_ids = (np.arange(len(token_ids)) >= len(head)).astype(
-                np.uint8
-            ) * tokenizer.template.second_type
+        room = config.max_seq_length - len(head) - 1
+        for start, end, is_max_context in _windows(len(context_ids), room, config):
+            token_ids = np.array([*head, *context_ids[start:end], tokenizer.sep_id], np.int32)
+            type_ids = np.full(len(token_ids), tokenizer.template.second_type, np.uint8)
+            type_ids[: len(head)] = 0
             label = None
             if answer is not None:
                 first, last = answer
                 inside = start <= first and last < end
                 label = (first - start + len(head), last - start + len(head)) if inside else (0, 0)
                 counts["windows without the answer"] += not inside and first >= 0
-            detail = Window(len(head), offsets[start:end], is_max_context)
-            rows.append(Row(index, token_ids, type_ids, (len(token_ids),), label, detail))
+            detail = Window(
+                first=len(head),
+                offsets=offsets[start:end],
+                is_max_context=is_max_context,
+            )
+            rows.append(single_row(index, token_ids, label, detail, type_ids))
         counts["questions of several windows"] += len(rows) > num_rows + 1
-    return Rows(rows, {name: count for name, count in counts.items() if count})
+    return Rows(rows, without_zeros(counts))
 
 
 def _windows(
@@ -80,16 +83,13 @@ def _windows(
     """
     step = min(room, config.doc_stride)
     starts = range(0, step * max(0, -(-(num_tokens - room) // step)) + 1, step)
-    if len(starts) == 1:
-        yield 0, num_tokens, np.ones(num_tokens, bool)
-        return
     # Window by window, so that a long context takes memory for its tokens, not for every token in every window.
     owners = np.zeros(num_tokens, np.int64)
     highest = np.full(num_tokens, -np.inf)
     for number, start in enumerate(starts):
-        length = min(room, num_tokens - start)
-        positions, context = np.arange(length), slice(start, start + length)
-        scores = np.minimum(positions, length - 1 - positions) + 0.01 * length
+        positions = np.arange(min(room, num_tokens - start))
+        context = slice(start, start + len(positions))
+        scores = np.minimum(positions, positions[::-1]) + 0.01 * len(positions)
         better = scores > highest[context]  # so the first of equals stays
         owners[context][better] = number
         highest[context][better] = scores[better]
@@ -99,29 +99,28 @@ def _windows(
 
 
 def _answer_tokens(
-    example: SquadExample, offsets: np.ndarray, name: str, counts: collections.Counter[str]
+    example: SquadExample,
+    offsets: np.ndarray,
+    name: str,
+    counts: collections.Counter[str],
 ) -> tuple[int, int] | None:
     """Returns the first and last token of the answer, (-1, -1) without an answer; None, with a count, to skip it."""
-    if example.impossible:
-        if name == "squad2":
-            return -1, -1
-        counts["skipped: no answer (task squad2 learns from these)"] += 1
-        return None
-    if not example.answers:
-        counts["skipped: no answer"] += 1
-        return None
+    if example.impossible and name == "squad2":
+        return -1, -1
+    span = find_answer(example) if example.answers and not example.impossible else None
+    inside = np.zeros(0, np.int64)
+    if span:
+        inside = np.flatnonzero((offsets[:, 1] > span[0]) & (offsets[:, 0] < span[1]))
+        counts["answers found elsewhere than given"] += span[0] != example.answers[0].start
     counts["questions of several answers, the first taken"] += len(example.answers) > 1
-    span = find_answer(example)
-    if span is None:
-        counts["skipped: answer not in the context"] += 1
-        return None
-    start, end = span
-    counts["answers found elsewhere than given"] += start != example.answers[0].start
-    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-    if not len(inside):
-        counts["skipped: answer without tokens"] += 1
-        return None
-    return int(inside[0]), int(inside[-1])
+    if len(inside):
+        return int(inside[0]), int(inside[-1])
+    reason = "answer without tokens" if span else "answer not in the context"
+    if example.impossible or not example.answers:
+        learns = " (task squad2 learns from these)" if example.impossible else ""
+        reason = f"no answer{learns}"
+    counts[f"skipped: {reason}"] += 1
+    return None
 
 
 def find_answer(example: SquadExample) -> tuple[int, int] | None:
@@ -137,7 +136,6 @@ def find_answer(example: SquadExample) -> tuple[int, int] | None:
         skipped = len(text) - len(text.lstrip())
         return start + skipped, start + len(text.rstrip())
     matches = list(re.finditer(r"\s+".join(map(re.escape, words)), example.context))
-    exact = [match for match in matches if match.start() == start]
-    if exact or len(matches) == 1:
-        return (exact or matches)[0].span()
-    return None
+    if len(matches) > 1:
+        matches = [match for match in matches if match.start() == start]
+    return matches[0].span() if matches else None

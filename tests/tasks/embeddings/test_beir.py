@@ -146,19 +146,19 @@ def test_what_is_left_out_of_beir_is_counted(tmp_path, changed, counts, own):
     [
         ({"qrels": (("q2", "p9", "2"),)}, "test.tsv has no judgement above 0 of a query and a passage that are there"),
         ({"qrels": (("q2", "", "2"),)}, "'query-id', 'corpus-id', 'score'"),
-        ({"qrels": [("a", "b", "c"), ("q2", "d2", "1")]}, "query-id and no corpus-id and no score"),
+        ({"qrels": [("a", "b", "c"), ("q2", "d2", "1")]}, "no column query-id with a value"),
         ({"qrels": [("q2", "d2", "1"), ("q2", "d1")]}, r"test\.tsv:2 has 2 columns, not 3"),
         (
             {"corpus": [*CORPUS, {"_id": "d1", "text": "else"}]},
             r"corpus\.jsonl:3 has the _id 'd1'",
         ),
         ({"queries": [*QUERIES, {"_id": "q1", "text": "x"}]}, r"queries\.jsonl:3 has the _id 'q1'"),
-        ({"corpus": [{"_id": True, "text": "x"}]}, r"corpus.jsonl:1 has no _id or no text"),
+        ({"corpus": [{"_id": True, "text": "x"}]}, r"corpus.jsonl:1: '_id' is true, not a text"),
     ],
 )
 def test_what_cannot_be_of_beir_is_named(tmp_path, changed, problem):
     with pytest.raises(InputError, match=problem):
         read_texts(CONFIG, str(beir_files(tmp_path / "set", **changed)), "test")
     (tmp_path / "set" / "queries.jsonl").unlink()
-    with pytest.raises(InputError, match=r"has a corpus, and no queries.jsonl|_id"):
+    with pytest.raises(InputError, match=r"has no queries.jsonl; give BEIR|_id"):
         read_texts(CONFIG, str(tmp_path / "set"), "test")

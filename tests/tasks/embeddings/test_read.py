@@ -48,7 +48,7 @@ def test_pairs_and_hard_negatives_of_any_number(tmp_path):
     (tmp_path / "l.jsonl").write_text(json.dumps(lists))
     assert texts(read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")) == [("a", "b", "d"), ("a", "c", "d")]
     (tmp_path / "l.jsonl").write_text(json.dumps(lists | {"pos": []}))
-    with pytest.raises(InputError, match=r"l.jsonl:1: 'pos' is \[\], not a text"):
+    with pytest.raises(InputError, match="in all 1 rows query or pos is empty"):
         read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")
 
 
@@ -85,9 +85,6 @@ def test_labels_that_are_not_used_are_said(tmp_path):
     rows = [("anchor", "positive", "negative", "score"), ("a", "b", "c", "1")]
     found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
     assert texts(found) == [("a", "b", "c")] and found.counts == {"'score' is not used with negatives:": 1}
-    named = TaskConfig(name="embeddings", label_column="label")
-    with pytest.raises(InputError, match=r"task\.label_column"):
-        read_texts(named, table(tmp_path / "train.tsv", ("text", "label"), ("a", "x")), "train")
 
 
 def test_graded_pairs_choose_the_metric_of_dev(tmp_path):
@@ -141,11 +138,6 @@ def test_questions_and_their_paragraphs(tmp_path):
             [("x", "y"), ("a", "b")],
             "train",
             r"such as task\.text_column",
-        ),
-        (
-            [("sentence1", "sentence2", "score"), ("a", "b", "1"), ("c", "d", "1")],
-            "dev",
-            "2: all pairs have",
         ),
         ([("sentence1", "sentence2", "score"), ("a", "b", "")], "train", r":2 has no 'score'; give each pair a score"),
         ([("sentence1", "sentence2", "score"), ("a", "b", "x")], "train", r":2: label 'x' is not a finite number"),

@@ -175,10 +175,9 @@ def test_files_that_are_none(tmp_path):
     data.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": qas}]}]}))
     predictions = tmp_path / "predictions.json"
     for text, message in {
-        "[]": "predictions.json is no JSON object of question ids",
-        '{"1": null}': "predictions.json: the value of '1' is 'None', not a text",
+        "[]": r"predictions.json is \[\], not an object",
+        '{"1": null}': "predictions.json: '1' is null, not a text",
         '{"1"': "predictions.json:1 is not JSON",
-        '{"2": "x"}': "has none of the 1 questions of",
     }.items():
         predictions.write_text(text)
         with pytest.raises(InputError, match=message):
@@ -186,13 +185,11 @@ def test_files_that_are_none(tmp_path):
     predictions.write_text('{"1": "x"}')
     assert score_files("squad2", str(data), str(predictions))[0]["exact"] == 100
     for text, problem in {
-        '{"1": NaN}': r": the value of '1' is 'nan', not a finite number",
-        '{"1": -Infinity}': r": the value of '1' is '-inf', not a finite number",
-        '{"1": 1%s}' % ("0" * 400): r": the value of '1' is '10+', not a finite number",
-        '{"2": 0}': r" lacks the odds of 1 questions of .*data.json, the first '1'",
+        '{"1": NaN}': r": '1' is NaN, not a finite number",
+        '{"1": -Infinity}': r": '1' is -Infinity, not a finite number",
+        '{"1": 1%s}' % ("0" * 400): r": '1' is 10+.*, not a finite number",
+        '{"2": 0}': r" has no '1', a finite number, the odds of no answer",
     }.items():
         (tmp_path / "odds.json").write_text(text)
         with pytest.raises(InputError, match=f"odds.json{problem}"):
             score_files("squad2", str(data), str(predictions), str(tmp_path / "odds.json"))
-    with pytest.raises(InputError, match="holds no question"):
-        score_files("squad1", f"{data}[5:]", str(predictions))

@@ -4,8 +4,7 @@
 import pytest
 from builders import message, write
 
-from bert_jax.tasks import not_tables
-from bert_jax.tasks.readers import find_split_file, read_table
+from bert_jax.tasks.readers import check_header, read_table
 
 ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\0\0"
 
@@ -16,8 +15,8 @@ ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\
         ("a.csv", "sep=;\ntext;label\na;pos\n", "a.csv:1 is sep=;, which only Excel reads"),
         ("a.csv", "sep=,\ntext,label\na,pos\n", "a.csv:1 is sep=, which only Excel reads"),
         ("a.tsv", "text\tlabel\rx\ty\rz\ty\n\n", "a.tsv has lines that end in CR alone"),
-        ("a.tsv", "text,label\nx,y\n", "parted by commas; save the table with tabs, or as .csv with commas"),
-        ("a.tsv", "text;label\nx;y\n", "parted by semicolons"),
+        ("a.tsv", "text,label\nx,y\n", "parted by ','; save the table with tabs, or as .csv with commas"),
+        ("a.tsv", "text;label\nx;y\n", "parted by ';'"),
         (
             "a.tsv",
             "text\tlabel\nx\ty\n".encode("utf-16"),
@@ -27,7 +26,6 @@ ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\
         ("a.csv", ARROW_STREAM, "a.csv is Arrow, as save_to_disk of datasets writes it; write"),
         ("a.tsv", b"ARROW1\0\0" + ARROW_STREAM, "a.tsv is Arrow, as save_to_disk of datasets writes it"),
         ("a.tsv", bytes(range(4)) + b"\x01\0\0\0\x00\0\0\0" * 40 + b"\xff", "a.tsv:1 is not UTF-8 (byte 0xff)"),
-        ("a.csv", b"PK\x03\x04\x14\x00", "a.csv is Excel or a zip, which is not read as a table"),
         (
             "a.tsv",
             "version https://git-lfs.github.com/spec/v1\noid sha256:4\n",
@@ -37,11 +35,6 @@ ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\
 )
 def test_tables_of_other_programs_are_named_with_the_fix(tmp_path, name, content, problem):
     assert problem in message(read_table, write(tmp_path / name, content))
-
-
-def test_a_folder_of_arrow_files_is_named(tmp_path):
-    write(tmp_path / "train-00000-of-00001.arrow", b"ARROW1")
-    assert "train-00000-of-00001.arrow is Arrow" in message(find_split_file, str(tmp_path), "train")
 
 
 def rows_of(path):
@@ -59,4 +52,4 @@ def test_odd_line_ends_that_are_read(tmp_path):
 
 def test_a_header_of_one_column_is_no_mistake():
     for name in ("text", "a, ", ";", "label,"):
-        not_tables.check_header([name], "a.tsv", False)
+        check_header([name], "a.tsv", False)
