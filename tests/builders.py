@@ -15,6 +15,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.keys import root_key
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import (
     FinetuneConfig,
@@ -64,6 +65,12 @@ def task_params(task: str, num_classes: int = 0):
     return jax.jit(functools.partial(init_params, tiny_model(), head=HEADS[task], num_outputs=num_classes))(
         jax.random.key(0)
     )
+
+
+@functools.lru_cache
+def pretraining_params():
+    """Returns the random parameters of `tiny_model()` and seed 0 for pre-training; shared, so not to be changed."""
+    return jax.device_get(jax.jit(functools.partial(init_params, tiny_model()))(root_key(0, "parameters")))
 
 
 def random_batch(
