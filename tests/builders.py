@@ -163,12 +163,17 @@ def tiny_run(path: Path, **sections) -> PretrainConfig:
     return dataclasses.replace(config, **sections)
 
 
+@functools.lru_cache
+def _drawn(model: ModelConfig):
+    return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
+
+
 def make_pretrained(directory: Path, **changes) -> Path:
     """Returns a directory with an untrained model that knows every word of the toy language."""
     write_vocab(directory / "vocab.txt")
     tokenizer = load_tokenizer(directory / "vocab.txt")
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **changes)
-    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    params = _drawn(model)
     save_pretrained(Pretrained(model, params, tokenizer), directory / "pretrained")
     return directory / "pretrained"
 
