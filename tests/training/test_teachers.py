@@ -224,9 +224,10 @@ def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path)
     """On eight devices. A teacher pools in its own way."""
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
     wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
-    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    (apart,) = taught_losses(vectors_run(pairs, start, mesh=mesh), [other, wide], load_pretrained(start).params)
-    assert apart > 1e-3
+    config = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    params = load_pretrained(start).params
+    (one,), (both,) = (taught_losses(config, teachers, params) for teachers in ([other], [other, wide]))
+    assert min(one, both, abs(one - both)) > 1e-3
 
 
 @pytest.mark.slow
