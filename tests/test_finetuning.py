@@ -169,7 +169,7 @@ def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
     monkeypatch.setattr("bert_jax.training.train.train_loop", at("first step", train_loop))
     monkeypatch.setattr("bert_jax.finetuning.finish", at("end", finish))
     train_file = topics / "train.tsv"  # alone: what evaluates is not compiled
-    config = topics_run(train_file, start, mesh=MeshConfig(**sizes), train=FinetuneTrainConfig(num_epochs=1.0))
+    config = topics_run(train_file, start, mesh=MeshConfig(**sizes))
     size = 4 * count_parameters(bert_jax.load_pretrained(start).params["encoder"])  # a classifier is small
     before = bytes_of_arrays()
     finetune(config, tmp_path / "run", jax.devices()[: sizes.get("fsdp", 1)])
