@@ -383,11 +383,12 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
 def test_given_parameters_outlive_the_first_step(num_devices):
     mesh = make_mesh(MeshConfig(), jax.devices()[:num_devices])
     objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
-    params = jax.tree.map(jnp.asarray, pretraining_params())
+    params = jax.jit(lambda tree: jax.tree.map(lambda leaf: 2 * leaf, tree))(pretraining_params())
+    before = jax.tree.map(np.array, params)
     state = fresh_state(objective, OPTIMIZER, TrainConfig(), mesh, params)
     jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)(state)  # as a step does
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), pretraining_params())
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(params))
 
 
 @pytest.mark.slow
