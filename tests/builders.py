@@ -15,6 +15,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.keys import root_key
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import (
     FinetuneConfig,
@@ -64,6 +65,12 @@ def task_params(task: str, num_classes: int = 0):
     return jax.jit(functools.partial(init_params, tiny_model(), head=HEADS[task], num_outputs=num_classes))(
         jax.random.key(0)
     )
+
+
+@functools.lru_cache
+def pretraining_params():
+    """Returns the random parameters of `tiny_model()` and seed 0 for pre-training; shared, so not to be changed."""
+    return jax.device_get(jax.jit(functools.partial(init_params, tiny_model()))(root_key(0, "parameters")))
 
 
 def random_batch(
@@ -156,12 +163,17 @@ def tiny_run(path: Path, **sections) -> PretrainConfig:
     return dataclasses.replace(config, **sections)
 
 
+@functools.lru_cache
+def _drawn(model: ModelConfig):
+    return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
+
+
 def make_pretrained(directory: Path, **changes) -> Path:
     """Returns a directory with an untrained model that knows every word of the toy language."""
     write_vocab(directory / "vocab.txt")
     tokenizer = load_tokenizer(directory / "vocab.txt")
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **changes)
-    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    params = _drawn(model)
     save_pretrained(Pretrained(model, params, tokenizer), directory / "pretrained")
     return directory / "pretrained"
 

@@ -92,13 +92,14 @@ def same_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def blank_figures() -> Iterator[None]:
-    """Leaves the figures of runs blank (tests/blank_figures.py)."""
+    """Leaves the figures of runs blank (tests/blank_figures.py), and lets them share programs (shared_programs.py)."""
     if "bert_jax.training.curves" not in sys.modules:
         yield
         return
     from blank_figures import blank
+    from shared_programs import shared
 
-    with blank():
+    with blank(), shared():
         yield
 
 

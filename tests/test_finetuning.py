@@ -142,9 +142,10 @@ def test_stopped_and_resumed_is_as_if_nothing_had_happened(finished, topics, sta
 
 
 def test_a_finished_run_is_not_trained_again(finished, topics, start):
+    """With other microbatches it is the same run."""
     before = read_metrics(finished[0] / "metrics.jsonl")
-    again = train(topics_run(topics, start), finished[0])
-    assert again.metrics == finished[1].metrics
+    again = train(topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=3.0, accumulate=4)), finished[0])
+    assert again.metrics == pytest.approx(finished[1].metrics, rel=1e-5)
     assert read_metrics(finished[0] / "metrics.jsonl") == before
 
 
@@ -167,7 +168,8 @@ def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
 
     monkeypatch.setattr("bert_jax.training.train.train_loop", at("first step", train_loop))
     monkeypatch.setattr("bert_jax.finetuning.finish", at("end", finish))
-    config = topics_run(topics, start, mesh=MeshConfig(**sizes), train=FinetuneTrainConfig(num_epochs=1.0))
+    train_file = topics / "train.tsv"  # alone: what evaluates is not compiled
+    config = topics_run(train_file, start, mesh=MeshConfig(**sizes))
     size = 4 * count_parameters(bert_jax.load_pretrained(start).params["encoder"])  # a classifier is small
     before = bytes_of_arrays()
     finetune(config, tmp_path / "run", jax.devices()[: sizes.get("fsdp", 1)])
@@ -374,19 +376,21 @@ def test_other_data_is_refused(finished, start, tmp_path):
 
 def test_a_run_without_better_evaluations_ends_early(topics, start, tmp_path):
     """The notes of its last checkpoint say so: the same command adds no step, and gives the same results."""
-    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=40.0, patience=2))
+    still = OptimizerConfig(learning_rate=0.0, warmup_steps=0)  # none is better than the first
+    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=40.0, patience=2), optimizer=still)
     result = train(config, tmp_path / "run")
     steps = sorted(evaluations(tmp_path / "run"))
     scores = [evaluations(tmp_path / "run")[step]["accuracy"] for step in steps]
     best = scores.index(max(scores))
-    assert len(steps) == best + 3 < 40 and result.step == steps[best] and not result.signal
+    assert (best, len(steps)) == (0, 3) and result.step == steps[best] and not result.signal
     again = train(config, tmp_path / "run")
     assert again.metrics == result.metrics and sorted(evaluations(tmp_path / "run")) == steps
     longer = dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=40.0, patience=3))
     train(longer, tmp_path / "run")
-    assert len(evaluations(tmp_path / "run")) > len(steps)
+    assert len(evaluations(tmp_path / "run")) == 4
 
 
+@pytest.mark.slow
 def test_microbatches_may_change_when_a_run_goes_on(topics, start, tmp_path, monkeypatch):
     config = topics_run(
         topics,

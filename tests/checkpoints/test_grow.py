@@ -38,7 +38,7 @@ def bert():
 def logits_at_first(bert: Pretrained, text: str) -> np.ndarray:
     """Returns the logits [V] over the vocabulary at [CLS]."""
     batch = make_batch(bert.tokenizer, [text], bert.config.max_positions)
-    logits = forward(bert.config, bert.params, batch, PRETRAINING).mlm_logits
+    logits = jax.jit(forward, static_argnums=(0, 3))(bert.config, bert.params, batch, PRETRAINING).mlm_logits
     return np.asarray(logits[0, 0, : bert.config.vocab_size])
 
 

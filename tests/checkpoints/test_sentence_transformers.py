@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 
+import jax
 import numpy as np
 import pytest
 from builders import tiny_model
@@ -84,13 +85,11 @@ TEXTS = ["".join(chr(97 + (number * place) % 26) for place in range(9)) for numb
 def test_what_is_written_is_read_back(tmp_path, settings):
     bert = make(**settings)
     found = load_pretrained(write(bert, tmp_path / "st"))
-    assert (found.task, found.embedding) == (bert.task, bert.embedding)
     save_pretrained(found, tmp_path / "own")
-    for kind in ("", "query", "passage"):
-        expected = sentence_embeddings(bert, TEXTS, kind=kind)
-        assert expected.shape == (5, 8 if "projection_size" in settings or "kept_dimensions" in settings else 32)
-        for again in (found, load_pretrained(tmp_path / "own")):
-            np.testing.assert_allclose(sentence_embeddings(again, TEXTS, kind=kind), expected, atol=1e-6)
+    for again in (found, load_pretrained(tmp_path / "own")):
+        assert (again.task, again.embedding) == (bert.task, bert.embedding)
+        assert again.tokenizer.encode_batch(TEXTS) == bert.tokenizer.encode_batch(TEXTS)
+        jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
 
 
 def test_both_spellings_of_types_and_options(directory):

@@ -49,7 +49,7 @@ def test_the_encoder_runs_in_a_program_of_the_users_mesh(start, shape, axes):
     """Rows are divided as the user's program divides them."""
     bert = bert_jax.load_pretrained(start)
     batch = bert_jax.make_batch(bert.tokenizer, ["b c d"] * 8, 16)
-    expected = encode(bert.config, bert.params, batch).hidden
+    expected = jax.jit(lambda params, batch: encode(bert.config, params, batch).hidden)(bert.params, batch)
     mesh = jax.make_mesh(shape, axes, axis_types=(AUTO,) * len(axes))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes[0]))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -62,7 +62,7 @@ PROGRAM = """
 import sys, jax, numpy as np, bert_jax
 from bert_jax.model.objective import init_params
 bert = bert_jax.load_pretrained(sys.argv[1])
-new = init_params(bert.config, jax.random.key(0))
+new = jax.jit(lambda key: init_params(bert.config, key))(jax.random.key(0))
 print({str(leaf.dtype) for leaf in jax.tree.leaves((bert.params, new))}, jax.numpy.ones(1).dtype)
 np.save(sys.argv[2], bert.encode(["b c", "d e"]).hidden)
 print(len(bert_jax.score_sentences(bert, ["b c"])))

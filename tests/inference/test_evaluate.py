@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -146,15 +147,28 @@ def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
 
 
+@pytest.fixture(scope="module")
+def in_blocks(tmp_path_factory):
+    """Returns the directory of a data set of three shards with blocks of ten rows; shared, so not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", 450)
+        return make_dataset(tmp_path_factory.mktemp("blocks"), shards=3, duplicates=4, holdout_rate=0.4)
+
+
 @pytest.fixture
-def remote(tmp_path, monkeypatch):
-    """Yields a server of a data set of three shards with blocks of ten rows, to this test's own cache."""
+def remote(in_blocks, tmp_path, monkeypatch):
+    """Yields a server of a copy of that data set, to this test's own cache."""
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 450)
-    (tmp_path / "served").mkdir()
-    make_dataset(tmp_path / "served", shards=3, duplicates=4, holdout_rate=0.4)
+    shutil.copytree(in_blocks, tmp_path / "served" / "data")
     with serving(tmp_path / "served") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def of_heldout(bert, in_blocks, one_device):
+    """Returns the figures of that data set where it is local."""
+    return evaluate_pretrained(bert, in_blocks, mesh=one_device)
 
 
 @pytest.fixture
@@ -179,22 +193,20 @@ def sent(server):
     return found
 
 
-@pytest.mark.parametrize("split", ["heldout", "train"])
 def test_data_at_a_url_have_the_figures_of_local_ones_and_are_read_once(
-    bert, remote, caches, tmp_path, split, one_device
+    bert, remote, caches, tmp_path, of_heldout, one_device
 ):
-    local = remote.root / "data"
-    expected = evaluate_pretrained(bert, local, split, one_device)
-    assert not remote.requests
-    assert evaluate_pretrained(bert, f"{remote.url}/data", split, one_device) == expected
-    rows = getattr(open_dataset(local), split)
-    shards = open_dataset(local).manifest["splits"][split]["shards"]
+    """Of the training rows the test of a small cache says the same."""
+    assert evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device) == of_heldout
+    local = open_dataset(remote.root / "data")
+    rows, shards = local.heldout, local.manifest["splits"]["heldout"]["shards"]
     assert sent(remote) == {shard["name"]: shard["rows"] * rows.dtype.itemsize for shard in shards}
     assert len(caches) == 1 and not [path for path in (tmp_path / "cache").rglob("*.npy") if "-of-" in path.name]
 
 
 def test_a_small_cache_reads_twice_and_stays_small(bert, remote, caches, tmp_path, one_device):
     expected = evaluate_pretrained(bert, remote.root / "data", "train", one_device)
+    assert not remote.requests
     found = evaluate_pretrained(bert, f"{remote.url}/data", "train", one_device, cache_gb=1.9e-6)
     assert found == expected
     rows = open_dataset(remote.root / "data").train
@@ -207,7 +219,7 @@ def test_a_small_cache_reads_twice_and_stays_small(bert, remote, caches, tmp_pat
             evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device, cache_gb=gigabytes)
 
 
-def test_remote_data_of_an_earlier_version_are_copied_whole(bert, remote, caches, tmp_path, one_device):
+def test_remote_data_of_an_earlier_version_are_copied_whole(bert, remote, caches, tmp_path, of_heldout, one_device):
     """Their blocks have no checksums."""
     path = remote.root / "data" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -215,8 +227,7 @@ def test_remote_data_of_an_earlier_version_are_copied_whole(bert, remote, caches
         for shard in values["shards"]:
             del shard["blocks"]
     path.write_text(json.dumps(manifest))
-    expected = evaluate_pretrained(bert, remote.root / "data", mesh=one_device)
-    assert evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device) == expected
+    assert evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device) == of_heldout
     assert not caches and [path for path in (tmp_path / "cache").rglob("*.npy") if "-of-" in path.name]
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import random_batch, tiny_model
+from builders import pretraining_params, random_batch, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
@@ -25,9 +25,9 @@ def test_the_last_token_of_each_sequence_is_found():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_causal_model_pools_the_token_that_has_seen_the_sequence(causal):
-    model = tiny_model(causal=causal, initializer_stddev=0.2)
-    params = init_params(model, jax.random.key(0))
-    tokens = np.random.default_rng(0).integers(5, 99, IDS.shape).astype(np.int32)
+    model, rng = tiny_model(causal=causal), np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: 10 * leaf, pretraining_params())
+    tokens = rng.integers(5, 99, IDS.shape).astype(np.int32)
 
     @jax.jit
     def encoded(tokens):
@@ -49,9 +49,7 @@ def test_a_causal_model_pools_the_token_that_has_seen_the_sequence(causal):
 def test_gradients_of_gradients_are_those_of_differences():
     """A product of the Hessian and a vector, as of gradient penalties, by `jax.grad` of `jax.grad`."""
     config, batch = tiny_model(), random_batch(num_rows=2, row_length=16)
-    params = {"encoder": init_params(config, jax.random.key(0))["encoder"]}
-    rng = np.random.default_rng(1)
-    params = jax.device_get(params)
+    params, rng = {"encoder": pretraining_params()["encoder"]}, np.random.default_rng(1)
     away = jax.tree.map(lambda leaf: rng.normal(0, leaf.std(), leaf.shape).astype(np.float32), params)
     dot = lambda one, other: sum(map(np.vdot, jax.tree.leaves(one), jax.tree.leaves(other)))  # noqa: E731
 
@@ -101,7 +99,7 @@ def test_a_batch_of_no_rows_has_outputs_of_no_rows(changes, length):
 
 def test_gradients_of_no_rows_are_zero():
     config, none = tiny_model(), jax.tree.map(lambda leaf: leaf[:0], random_batch(num_rows=1, row_length=8))
-    params = jax.jit(functools.partial(init_params, config))(jax.random.key(0))
+    params = pretraining_params()
     gradients = jax.jit(jax.grad(lambda params: encode(config, params, none).hidden.sum()))(params)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 

@@ -12,7 +12,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, random_batch, tiny_model
+from builders import CLS, MASK, SEP, pretraining_params, random_batch, tiny_model
 
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention as fused
@@ -41,13 +41,8 @@ def both_passes(query, key, value, gradient, **options):
     def attention(query, key, value):
         return fused.fused_attention(query, key, value, jnp.asarray(IDS), dropout_key=jax.random.key(7), **options)
 
-    @jax.jit
-    def both(query, key, value, gradient):
-        result, pull_back = jax.vjp(attention, query, key, value)
-        return [result, *pull_back(gradient)]
-
     with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
-        return both(query, key, value, gradient)
+        return passes(attention, query, key, value, gradient)
 
 
 def sketch(query, key, value, num_heads, causal, kept=None):
@@ -95,7 +90,8 @@ def test_a_kernel_computes_what_plain_attention_computes(platform, num_heads, he
 
 
 @pytest.mark.parametrize(
-    ("size", "window", "causal"), [(64, 5, False), (256, 32, False), (256, 70, True), (96, 95, False)]
+    ("size", "window", "causal"),
+    [(64, 5, False), (256, 70, True), (96, 95, False), pytest.param(256, 32, False, marks=pytest.mark.slow)],
 )
 def test_with_windows_a_kernel_for_gpus_computes_what_plain_attention_computes(size, window, causal):
     random = np.random.default_rng(0)
@@ -104,16 +100,27 @@ def test_with_windows_a_kernel_for_gpus_computes_what_plain_attention_computes(s
     ids[1, size // 3 :], ids[1, -7:] = 2, 0
     gradient = gradient * (ids > 0)[..., None]  # nobody reads what padding sees
 
-    def both(interpret, window):
+    def attention(window, interpret):
         options = {"num_heads": 2, "window": window, "causal": causal, "interpret": interpret}
         compute = functools.partial(fused.fused_attention, sequence_ids=jnp.asarray(ids), **options)
-        result, pull_back = jax.vjp(compute, query, key, value)
-        return [result * (ids > 0)[..., None], *pull_back(gradient)]
+        return jax.jit(lambda *arrays: compute(*arrays) * (ids > 0)[..., None])
 
-    of_kernel, of_plain, wide = both("cuda", window), both("", window), both("", 0)
+    of_kernel, of_plain = (passes(attention(window, each), query, key, value, gradient) for each in ("cuda", ""))
     for one, other in zip(of_kernel, of_plain):
         np.testing.assert_allclose(one, other, atol=2e-6)
-    assert np.abs(of_plain[0] - wide[0]).max() > (0.1 if window < size - 1 else -1)  # the window is seen
+    wide = attention(0, "")(query, key, value)
+    assert np.abs(of_plain[0] - wide).max() > (0.1 if window < size - 1 else -1)  # the window is seen
+
+
+def passes(attention, query, key, value, gradient):
+    """Returns the result of attention, and the gradients of query, key and value."""
+
+    @jax.jit
+    def both(query, key, value, gradient):
+        result, pull_back = jax.vjp(attention, query, key, value)
+        return [result, *pull_back(gradient)]
+
+    return both(query, key, value, gradient)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -127,15 +134,14 @@ def test_a_kernel_for_gpus_goes_through_the_blocks_of_its_sequences_alone(causal
     ids[2, 32:64] = 1
     poisoned = jnp.where((ids == 3)[:1, :, None], jnp.nan, value[:1])
 
-    def both(interpret, value):
+    def attention(interpret):
         compute = functools.partial(fused.fused_attention, sequence_ids=jnp.asarray(ids), num_heads=2, causal=causal)
-        real = (ids > 0)[..., None]
-        result, pull_back = jax.vjp(functools.partial(compute, interpret=interpret), query, key, value)
-        return [result * real, *pull_back(gradient * real)]
+        return jax.jit(lambda *arrays: compute(*arrays, interpret=interpret) * (ids > 0)[..., None])
 
-    for one, other in zip(both("cuda", value), both("", value)):
+    by_kernel = attention("cuda")
+    for one, other in zip(*(passes(each, query, key, value, gradient) for each in (by_kernel, attention("")))):
         np.testing.assert_allclose(one, other, atol=2e-6)
-    of_first = both("cuda", value.at[0].set(poisoned[0]))[0][0]
+    of_first = by_kernel(query, key, value.at[0].set(poisoned[0]))[0]
     np.testing.assert_array_equal(np.isnan(of_first).any(axis=1), ids[0] == 3)
 
 
@@ -154,13 +160,13 @@ def kept_by(rate, rows=ROWS, size=LENGTH, num_heads=4, key=7, interpret=""):
     found = []
     ids = jnp.ones((rows, size), jnp.uint8)
     zeros = jnp.zeros((rows, size, num_heads * 64))
+    options = {"num_heads": num_heads, "rate": rate, "dropout_key": jax.random.key(key), "interpret": interpret}
+    read = jax.jit(lambda value: fused.fused_attention(zeros, zeros, value, ids, **options))
     for start in range(0, size, 64):  # each head reads 64 columns of the identity at a time
         identity = np.zeros((rows, size, num_heads, 64), np.float32)
         identity[:, np.arange(start, start + 64), :, np.arange(64)] = 1
         value = jnp.asarray(identity.reshape(rows, size, -1))
-        options = {"num_heads": num_heads, "rate": rate, "dropout_key": jax.random.key(key), "interpret": interpret}
-        read = fused.fused_attention(zeros, zeros, value, ids, **options)
-        found.append(np.asarray(read).reshape(rows, size, num_heads, 64).transpose(0, 2, 1, 3) * size)
+        found.append(np.asarray(read(value)).reshape(rows, size, num_heads, 64).transpose(0, 2, 1, 3) * size)
     return np.concatenate(found, axis=-1)
 
 
@@ -205,18 +211,14 @@ def test_a_kernel_over_a_mesh_is_the_kernel(platform, heads):
     given = [jnp.concatenate([array, array[:1]]) for array in arrays(*heads)]
     ids = jnp.asarray(np.concatenate([IDS, IDS[:1]]))
 
-    def both(query, key, value, gradient):
-        def attention(*arrays):
-            options = {"num_heads": heads[0], "rate": 0.1, "dropout_key": jax.random.key(7), "interpret": platform}
-            return fused.fused_attention(*arrays, ids, **options)
+    def attention(*arrays):
+        options = {"num_heads": heads[0], "rate": 0.1, "dropout_key": jax.random.key(7), "interpret": platform}
+        return fused.fused_attention(*arrays, ids, **options)
 
-        result, pull_back = jax.vjp(attention, query, key, value)
-        return [result, *pull_back(gradient)]
-
-    alone = jax.jit(both)(*given)
+    alone = passes(attention, *given)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
-        divided = jax.jit(both)(*(jax.device_put(array, row_sharding(mesh)) for array in given))
+        divided = passes(attention, *(jax.device_put(array, row_sharding(mesh)) for array in given))
     for ours, theirs in zip(divided, alone):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
@@ -261,13 +263,12 @@ def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_
 
     def of(attention):
         objective = PretrainingObjective(tiny_model(attention=attention), MaskingConfig(), MASK, (CLS, SEP))
-        masked = jax.jit(objective.prepare)(batch)
 
         def loss(params):
-            total, weight = objective.losses(params, masked, None)["mlm_loss"]
+            total, weight = objective.losses(params, objective.prepare(batch), None)["mlm_loss"]
             return total / weight
 
-        return jax.jit(jax.value_and_grad(loss))(objective.init(jax.random.key(0)))
+        return jax.jit(jax.value_and_grad(loss))(pretraining_params())
 
     (loss, gradients), (expected, theirs) = of("fused"), of("plain")
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -346,7 +347,7 @@ def test_elsewhere_both_passes_are_plain(platform):
     assert not calls_of_kernels(text) and "stablehlo.dot_general" in text
 
 
-@pytest.mark.parametrize("remat, runs", [("none", 3), ("dots", 3), ("full", 4)])
+@pytest.mark.parametrize("remat, runs", [pytest.param("none", 3, marks=pytest.mark.slow), ("dots", 3), ("full", 4)])
 @pytest.mark.skipif(
     jax.__version_info__ >= (0, 11), reason="Triton compiles kernels when they are lowered, by the plugin"
 )

@@ -19,7 +19,8 @@ from bert_jax.plan.planner import lower_train_step, row_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, MeshConfig, PretrainConfig
-from bert_jax.training import loop, train
+from bert_jax.training import heldout, loop, train
+from bert_jax.training.program import Program
 from bert_jax.training.report import read_metrics
 from bert_jax.training.step import Metrics
 from bert_jax.training.window import Window
@@ -82,6 +83,8 @@ class Watch:
 def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monkeypatch):
     """The real loop, with the real loader, evaluation and checkpoints at their places."""
     watch = Watch(monkeypatch)
+    monkeypatch.setattr(train, "Program", Program)  # what other runs have compiled counts here too
+    monkeypatch.setattr(heldout, "Program", Program)
     real_loop = train.train_loop
 
     def guarded(run, state, pace, work, notes):

@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 
 import jax
@@ -11,21 +12,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import make_dataset, make_pretrained, make_topics, tiny_run, topics_run
+from whole_runs import ONE_DEVICE
 
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.finetuning import finetune
+from bert_jax.finetuning import Finetuning, finetune, fit_into_memory
 from bert_jax.model.heads.multilabel import MULTILABEL
-from bert_jax.model.heads.probe import probed
-from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import init_params
 from bert_jax.model.teaching import class_divergence, taught
-from bert_jax.pretraining import pretrain
-from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneTrainConfig, ProbeConfig, TaskConfig
-from bert_jax.settings.pretraining import MeshConfig, TeacherConfig, TrainConfig
+from bert_jax.pretraining import Pretraining, pretrain
+from bert_jax.settings.finetuning import (
+    EmbeddingConfig,
+    FinetuneConfig,
+    FinetuneTrainConfig,
+    ProbeConfig,
+    TaskConfig,
+)
+from bert_jax.settings.pretraining import MeshConfig, TeacherConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.places import to_place
 from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.prepare import open_task
+from bert_jax.training.choices import choose_precision
+from bert_jax.training.phases import open_corpora
 from bert_jax.training.report import read_metrics
 from bert_jax.training.teachers import Teaching, learnt_from
 
@@ -62,17 +72,69 @@ def start(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def teacher(topics, start, tmp_path_factory):
-    """A model of the topics, with its classes in another order than the student's."""
-    workdir = tmp_path_factory.mktemp("teacher")
+def teacher(start, tmp_path_factory):
+    """Returns a model of the topics with a random classifier, its classes in another order than the student's."""
+    return save_with_head(start, tmp_path_factory.mktemp("model") / "teacher", "classification", ("f", "b", "d"))
+
+
+def save_with_head(start, path, name, labels=(), num_outputs=1, **settings):
+    """Saves a model as one of a task, with a random head; returns the path."""
+    bert, config = load_pretrained(start), TaskConfig(name=name, **settings)
+    head = make_task(config, labels).head
+    init = functools.partial(init_params, bert.config, head=head, num_outputs=len(labels) or num_outputs)
+    params = jax.jit(init)(jax.random.key(1))
+    params |= {name: jax.tree.map(lambda leaf: 10 * leaf, params[name]) for name in params if name != "encoder"}
+    own = {"task": head.name, "labels": labels, "task_settings": to_dict(config)}
+    save_pretrained(dataclasses.replace(bert, params=params, **own), path)
+    return path
+
+
+def taught_losses(config, teachers, *students):
+    """Returns the loss on the first batch of a run for each of some parameters, which learns from teachers alone.
+
+    Nothing is trained: what a run reads, asks its teachers and makes of their answers is all that is compiled.
+    """
+    config = dataclasses.replace(
+        config, teacher=TeacherConfig(",".join(map(str, teachers)), temperature=2.0, weight=1.0)
+    )
+    mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.data * config.mesh.fsdp * config.mesh.tensor])
+    if isinstance(config, FinetuneConfig):
+        inputs = fit_into_memory(open_task(choose_precision(config, mesh.devices.flat[0])), mesh, 0)
+        training = Finetuning(inputs, inputs.start, mesh, to_place("nowhere"))
+    else:
+        training = Pretraining(open_corpora(config, mesh), mesh)
+    (stage,) = training.stages
+    batches = stage.batches(0)
+    batch = next(batches)
+    batches.close()
+    losses = jax.jit(lambda params: stage.objective.losses(params, batch, None))
+    with jax.set_mesh(mesh):
+        found = [losses(jax.tree.map(np.asarray, params)) for params in students]
+    pairs = [each.get("loss", each.get("mlm_loss")) for each in found]
+    return [float(total / weight) for total, weight in pairs]
+
+
+def another(params):
+    """Returns the parameters of another model of the same shapes."""
+    return jax.tree.map(lambda leaf: 1.5 * np.asarray(leaf) + np.linspace(-0.1, 0.2, leaf.shape[-1]), params)
+
+
+def test_classes_are_learnt_from_teachers_alone(topics, start, teacher):
+    """Whatever the labels. Their classes have another order, and the mean of a teacher with itself is what it says."""
+    params = load_pretrained(teacher).params
+    ordered = params | {"classifier": {name: leaf[..., [1, 2, 0]] for name, leaf in params["classifier"].items()}}
+    config = topics_run(topics, start, mesh=ONE_DEVICE)
+    same, other = taught_losses(config, [teacher, teacher], ordered, another(ordered))
+    assert abs(same) < 1e-5 and other > 1e-3
+
+
+@pytest.mark.slow
+def test_a_student_of_a_trained_teacher_is_as_good(topics, start, tmp_path):
+    """The labels of its training data are wrong, and do not count."""
     config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=5.0))
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, labels="f,b,d"))
-    assert finetune(config, workdir / "run", jax.devices()[:1]).metrics["accuracy"] > 0.95
-    return workdir / "run" / "finetuned"
-
-
-def test_classes_are_learnt_from_a_teacher_alone(topics, start, teacher, tmp_path):
-    """The labels of its training data are wrong, and do not count; two teachers are averaged."""
+    assert finetune(config, tmp_path / "teacher", jax.devices()[:1]).metrics["accuracy"] > 0.95
+    teacher = tmp_path / "teacher" / "finetuned"
     lines = (topics / "train.tsv").read_text().splitlines()
     wrong = [lines[0], *(f"{line.rpartition(chr(9))[0]}\t{'bdf'[number % 3]}" for number, line in enumerate(lines[1:]))]
     (tmp_path / "train.tsv").write_text("\n".join(wrong))
@@ -116,11 +178,7 @@ def test_a_teacher_that_does_not_fit_is_named(topics, start, teacher, tmp_path, 
 def test_a_teacher_has_the_probe_of_its_student(start, tmp_path, theirs, ours, fits):
     """Another one was computed with the student's features, or ended in a traceback."""
     bert, labels = load_pretrained(start), ("b", "d", "f")
-    settings = TaskConfig(name="classification", probe=ProbeConfig(**theirs))
-    head = probed(HEADS["sequence_classification"], settings.probe)
-    params = init_params(bert.config, jax.random.key(0), head, 3)
-    bert = dataclasses.replace(bert, params=params, task=head.name, labels=labels, task_settings=to_dict(settings))
-    save_pretrained(bert, tmp_path / "teacher")
+    save_with_head(start, tmp_path / "teacher", "classification", labels, probe=ProbeConfig(**theirs))
     task = make_task(TaskConfig(name="classification", probe=ProbeConfig(**ours)), labels)
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
     about = Teaching(
@@ -164,7 +222,17 @@ def as_embeddings(model, path, **settings):
 
 
 def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path):
-    """A teacher pools in its own way."""
+    """On eight devices. A teacher pools in its own way."""
+    other = as_embeddings(start, tmp_path / "cls", pooling="cls")
+    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
+    config = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    params = load_pretrained(start).params
+    (one,), (both,) = (taught_losses(config, teachers, params) for teachers in ([other], [other, wide]))
+    assert min(one, both, abs(one - both)) > 1e-3
+
+
+@pytest.mark.slow
+def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, start, tmp_path):
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
     wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
     train = FinetuneTrainConfig(num_epochs=12.0)
@@ -194,11 +262,24 @@ def write_questions(directory, name):
     return directory
 
 
-@pytest.mark.parametrize(
-    ("name", "meshes"),
-    [("squad1", 1), ("choice", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("squad1", "choice"))],
-)
-def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name, meshes):
+@pytest.mark.parametrize("name", ["squad1", "choice", "regression"])
+def test_spans_choices_and_numbers_are_learnt_from_a_teacher(start, tmp_path, name):
+    if name == "regression":
+        (tmp_path / "train.tsv").write_text("text\tlabel\n" + "ban bar\t1.5\ndan dar\t-0.5\n" * 8)
+        source = tmp_path / "train.tsv"
+    else:
+        source = write_questions(tmp_path / "data", name)
+    settings = {"max_seq_length": 16, "max_query_length": 4}
+    teacher = save_with_head(start, tmp_path / "teacher", name, **settings)
+    config = topics_run(source, start, task=TaskConfig(name=name, **settings), mesh=ONE_DEVICE)
+    params = load_pretrained(teacher).params
+    same, other = taught_losses(config, [teacher], params, another(params))
+    assert abs(same) < 1e-5 and other > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["squad1", "choice"])
+def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name):
     task = TaskConfig(name=name, max_seq_length=16, max_query_length=4)
     config = topics_run(write_questions(tmp_path / "data", name), start, task=task)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dropout_rate=0.0))
@@ -207,8 +288,6 @@ def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name, m
     config = dataclasses.replace(config, teacher=teacher, train=FinetuneTrainConfig(num_epochs=12.0))
     first, last = first_and_last_loss(config, tmp_path / "run")
     assert last < first / 2
-    if meshes == 1:
-        return
     train = dataclasses.replace(config.train, accumulate=2)
     divided = dataclasses.replace(config, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2, abs=1e-4)
@@ -216,28 +295,21 @@ def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name, m
 
 def test_a_teacher_is_computed_in_the_dtype_of_its_student(pairs, start, tmp_path):
     # A student that is its teacher has nothing to learn.
-    same, float32, bfloat16 = as_embeddings(start, tmp_path / "same"), {}, {"compute_dtype": "bfloat16"}
-    losses = [
-        first_and_last_loss(vectors_run(pairs, start, same, model=each), tmp_path / str(len(each)))[0]
-        for each in (float32, bfloat16)
-    ]
-    assert max(losses) < 1e-5  # in float32 it would be 1e-3 from a student in bfloat16
+    same, params = as_embeddings(start, tmp_path / "same"), load_pretrained(start).params
+    for model in ({}, {"compute_dtype": "bfloat16"}):
+        config = vectors_run(pairs, start, model=model, mesh=ONE_DEVICE)
+        assert abs(taught_losses(config, [same], params)[0]) < 1e-5  # in float32 it would be 1e-3 from bfloat16
 
 
-@pytest.mark.parametrize("probe", [ProbeConfig(), ProbeConfig(features="last", kind="linear")])
-def test_numbers_are_learnt_from_a_teacher_of_a_number(start, tmp_path, probe):
+def test_a_run_takes_its_steps_with_a_teacher_of_the_same_probe_and_number_of_outputs(start, tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "ban bar\t1.5\ndan dar\t-0.5\n" * 8)
+    probe = ProbeConfig(features="last", kind="linear")
     task = TaskConfig(name="regression", max_seq_length=16, probe=probe)
-    config = topics_run(tmp_path / "train.tsv", start, task=task)
-    finetune(config, tmp_path / "teacher", jax.devices()[:1])
-    told = dataclasses.replace(config, teacher=TeacherConfig(str(tmp_path / "teacher")))
-    assert finetune(told, tmp_path / "run", jax.devices()[:1]).step == 3
-    if probe.features:
-        return
-    bert = load_pretrained(start)
-    params = init_params(bert.config, jax.random.key(0), HEADS["sequence_classification"], 3)
-    save_pretrained(dataclasses.replace(bert, params=params, task="sequence_classification"), tmp_path / "three")
-    told = dataclasses.replace(config, teacher=TeacherConfig(str(tmp_path / "three")))
+    teacher = save_with_head(start, tmp_path / "teacher", "regression", probe=probe)
+    config = topics_run(tmp_path / "train.tsv", start, task=task, teacher=TeacherConfig(str(teacher)))
+    assert finetune(config, tmp_path / "run", jax.devices()[:1]).step == 3
+    three = save_with_head(start, tmp_path / "three", "regression", num_outputs=3, probe=probe)
+    told = dataclasses.replace(config, teacher=TeacherConfig(str(three)))
     with pytest.raises(InputError, match="has another number of outputs than the student; give the same"):
         finetune(told, tmp_path / "other", jax.devices()[:1])
 
@@ -270,16 +342,8 @@ def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_masked_words_are_learnt_from_a_teacher(start, toy_data, tmp_path):
-    """A student that is its teacher has nothing to learn; of another one it learns, whatever the true words are."""
-    config = tiny_run(toy_data, train=TrainConfig(num_steps=6))
-    model = dataclasses.replace(config.model, hidden_dropout_rate=0.0, attention_dropout_rate=0.0)
-    losses = {}
-    for name in ("same", "fresh"):
-        told = dataclasses.replace(config, model=model, teacher=TeacherConfig(str(start), weight=1.0))
-        told = dataclasses.replace(told, init_checkpoint=str(start) if name == "same" else "")
-        pretrain(told, tmp_path / name, jax.devices()[:2])
-        records = [each for each in read_metrics(tmp_path / name / "metrics.jsonl") if each["kind"] == "train"]
-        losses[name] = [each["mlm_loss"] for each in records]
-    assert losses["same"][0] < 1e-5
-    assert 1e-3 < losses["fresh"][-1] < losses["fresh"][0]
+def test_masked_words_are_learnt_from_a_teacher(start, toy_data):
+    """A student that is its teacher has nothing to learn, whatever the true words are; from another one it learns."""
+    params = load_pretrained(start).params
+    same, other = taught_losses(tiny_run(toy_data, mesh=MeshConfig(data=2)), [start], params, another(params))
+    assert abs(same) < 1e-5 and other > 1e-3
