@@ -68,6 +68,8 @@ def encode_texts(bert: Pretrained, texts: Texts, long_texts: str = "cut") -> Enc
     """
     check_list(texts)
     rows, cut = _rows(bert, texts, bert.config.max_positions, long_texts)
+    if not rows:
+        raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
     tell_cut(sum(cut), bert.config.max_positions)
     longest = max(len(row.token_ids) for row in rows)
     padded = pad_rows([row.token_ids for row in rows], longest, pad_id=bert.tokenizer.pad_id)

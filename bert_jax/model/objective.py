@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.batch import Batch, PyTree, RowShape
 from bert_jax.devices.sharding import axis_of_rows, has_explicit_axes
-from bert_jax.errors import InputError
 from bert_jax.model.bert import Encoded, Encoder
 from bert_jax.model.derivatives import plain_derivatives
 from bert_jax.model.heads.base import Head, Model
@@ -22,7 +21,7 @@ from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.masking import leave_causal, mask_tokens, next_tokens
 from bert_jax.model.teaching import class_divergence, taught
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import ModelConfig, check_has_words
 from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
 
 NO_TEACHER = TeacherConfig()
@@ -262,10 +261,7 @@ def init_params(
     model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0
 ) -> Params:
     """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
-    if not model.vocab_size:
-        raise InputError(
-            "model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size"
-        )
+    check_has_words(model)
     # the same numbers from a program that does not grow with the layers
     model = replace(model, unroll=1)
     row = jnp.zeros((1, 2), jnp.int32)

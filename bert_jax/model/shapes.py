@@ -5,14 +5,17 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import PyTree
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import ModelConfig, check_has_words
 
 
 def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTree]:
     """Returns the shapes of the parameters of the encoder and of every head that its family has, float32.
 
     `num_classes` are the outputs of the part "classifier". Parameters of layers have the axis of layers first.
+
+    Raises: InputError if the model has no words.
     """
+    check_has_words(config)
     hidden, width, wide = config.hidden_size, config.embedding_width, config.intermediate_size
     vocab_size, layers = config.padded_vocab_size, (config.num_layers,)
 

@@ -183,6 +183,14 @@ class ModelConfig(Section):
         )
 
 
+def check_has_words(model: ModelConfig) -> None:
+    """Raises: InputError if the model has no words, as before a run takes their number from its data."""
+    if not model.vocab_size:
+        raise InputError(
+            "model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size"
+        )
+
+
 def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
     """Raises: InputError if `largest`, the largest type id in `what`, is not below the model's type_vocab_size.
 

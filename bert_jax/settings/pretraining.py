@@ -105,8 +105,10 @@ def microbatches(name: str, size: int, pieces: int) -> tuple[object, str]:
 
 def one_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> tuple[object, str]:
     """Returns the rule that not both the rate and the steps of a warm-up are set."""
-    both = f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0"
-    return section.warmup_rate and section.warmup_steps, both
+    return (
+        section.warmup_rate and section.warmup_steps,
+        f"{name}.warmup_rate and {name}.warmup_steps both set the warm-up; set one of them to 0",
+    )
 
 
 @dataclass(frozen=True)

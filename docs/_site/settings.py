@@ -109,9 +109,7 @@ def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
                 is_among(full, free),
             )
         )
-    return Section(
-        name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(_messages(kind.validate, {})))
-    )
+    return Section(name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(_messages(kind.rules, {}))))
 
 
 def shown(value: Any) -> str:
@@ -143,21 +141,20 @@ def _comments(kind: type) -> dict[str, str]:
 
 
 def _messages(function: Callable, bound: Mapping[str, str]) -> Iterator[str]:
-    """Yields the messages of the rules of several settings, in `validate` of a section and in what it calls."""
+    """Yields the messages of rules of several settings: those of a section, and of functions that return one."""
     module = vars(sys.modules[function.__module__])
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     for node in ast.walk(definition):
+        given = node.value if isinstance(node, (ast.Yield, ast.Return)) else None
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield _message(node.exc.args[0], module, bound)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            called = module.get(node.func.id)
-            shared = isinstance(node.args[0], (ast.Name, ast.Constant)) and node.func.id.startswith("check_")
-            if inspect.isfunction(called) and shared:
-                values = [_value(argument, module) for argument in node.args]
-                names = inspect.signature(called).parameters
-                yield from _messages(
-                    called, {key: str(value) for key, value in zip(names, values) if value is not None}
-                )
+        elif isinstance(given, ast.Tuple) and len(given.elts) == 2:
+            yield _message(given.elts[1], module, bound)
+        elif isinstance(given, ast.Call) and isinstance(given.func, ast.Name):
+            called = module[given.func.id]
+            values = zip(inspect.signature(called).parameters, given.args)
+            literals = {name: _value(argument, module) for name, argument in values}
+            yield from _messages(called, {name: str(value) for name, value in literals.items() if value is not None})
 
 
 def _value(node: ast.expr, module: Mapping[str, Any]) -> Any:

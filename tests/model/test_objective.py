@@ -178,10 +178,10 @@ def test_without_causal_rows_the_program_is_that_of_masks_alone():
         ({"masking": MaskingConfig(causal_rate=1.0)}, "masking.causal_rate 1.0 is not from 0 to"),
         (
             {"model": tiny_model(causal=True), "train": TrainConfig(next_sentence=False)},
-            "set model.causal=False, or masking.causal_rate=0",
+            "model.causal=True reads all rows alike; set it to False, or masking.causal_rate=0",
         ),
-        ({"model": tiny_model(attention="fused")}, "set model.attention=plain, or masking.causal_rate=0"),
-        ({"model": tiny_model(window=4, global_every=2)}, "model.window 4 reads all rows alike; set model.window=0"),
+        ({"model": tiny_model(attention="fused")}, "set it to plain, or masking.causal_rate=0"),
+        ({"model": tiny_model(window=4, global_every=2)}, "model.window 4 reads all rows alike; set it to 0"),
         ({"teacher": TeacherConfig("somewhere")}, "leave out teacher.checkpoint"),
     ],
 )

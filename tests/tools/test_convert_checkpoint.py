@@ -142,19 +142,23 @@ def change_json(path, change):
 @pytest.mark.parametrize(
     ("file", "change", "expected"),
     [
-        ("config.json", lambda about: [], r"config.json: the whole is \[\], not an object"),
-        ("config.json", lambda about: about | {"model": 5}, "config.json: model is 5, not an object"),
+        ("config.json", lambda about: [], r"config.json: Expected `object`, got `array`"),
+        (
+            "config.json",
+            lambda about: about | {"model": 5},
+            r"Expected `object`, got `int` - at `\$.model`",
+        ),
         ("config.json", lambda about: about | {"task": "sorting"}, "is damaged: file config.json has"),
-        ("config.json", lambda about: about | {"labels": 3}, "labels is 3, not a list"),
+        ("config.json", lambda about: about | {"labels": 3}, r"Expected `array`, got `int` - at `\$.labels`"),
         (
             "checksums.json",
             lambda sealed: sealed | {"arrays": [1]},
-            r"is damaged: checksums.json: arrays is \[1\], not",
+            r"is damaged: checksums.json: Expected `object`, got `array` - at `\$.arrays`",
         ),
         (
             "checksums.json",
             lambda sealed: sealed | {"files": {"config.json": 5}},
-            "checksums.json: files.config.json is 5",
+            r"checksums.json: Expected `object`, got `int` - at `\$.files",
         ),
         ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),
     ],
