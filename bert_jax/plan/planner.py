@@ -34,7 +34,12 @@ from bert_jax.plan.hbm import moved_bytes
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import DataConfig, ResolvedConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
-from bert_jax.training.choices import Batches, choose_memory, choose_precision
+from bert_jax.training.choices import (
+    Batches,
+    choose_memory,
+    choose_precision,
+    describe_choices,
+)
 from bert_jax.training.memory import estimate_memory, memory_problem, shard_bytes
 from bert_jax.training.program import Program
 from bert_jax.training.step import TrainState, abstract_state
@@ -99,6 +104,7 @@ class Plan:
     bound_mfu: float  # the model's FLOPs in the sum of these, as a share of the peak
     compile_seconds: float
     source: str  # "libtpu VERSION" or "XLA, PACKAGE VERSION"
+    choices: str = ""  # the line with which a run there says what it computes with
     flags: tuple[str, ...] = ()  # to add to the command line, of a plan of `search`
 
     @property
@@ -203,6 +209,7 @@ def _plan_by_compiler(
         "batch_size": config.data.batch_size,
         "row_length": shape.length,
         "predictions": shape.predictions,
+        "choices": describe_choices(config),
         "estimate": estimate_memory(
             config.model,
             config.data.batch_size,

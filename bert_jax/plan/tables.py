@@ -14,6 +14,7 @@ def plan_table(plan: Plan) -> list[str]:
         f"{plan.topology}: {plan.num_chips} x {plan.device_kind}, mesh {axes}; by {plan.source}",
         f"{plan.batch_size:,} rows of {plan.row_length} tokens, {plan.rows_per_chip} a chip, "
         f"{plan.predictions} places for predictions a row",
+        plan.choices,
         "fits: " + ("yes" if plan.fits else f"NO. {plan.problem}"),
         "",
         f"{'memory of a chip, GiB':<28}{plan.source:>18}{'by arithmetic':>16}",

@@ -37,6 +37,7 @@ def test_fine_tuning_is_planned_with_the_rows_of_its_data(config, monkeypatch):
         monkeypatch.setattr(module, "planned_devices", lambda *_: (jax.devices()[:8], "a compiler"))
     plan = plan_task(config, "v5e:2x4")
     assert plan.fits and plan.predictions == 0 and plan.compiled_flops > plan.model_flops
+    assert "model.compute_dtype=float32 model.attention=plain model.remat=none train.accumulate=2" in plan.choices
     assert plan.batch_size % 16 == 0 and plan.batch_size < 2 * 32  # devices x microbatches; texts share rows
     assert plan.estimate["logits"] == 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
     alone = plan_task(dataclasses.replace(config, data=dataclasses.replace(config.data, pack="off")), "v5e:2x4")
