@@ -14,13 +14,15 @@ from jax.sharding import Mesh
 from bert_jax.batch import RowShape
 from bert_jax.devices.chips import multiplies_faster_in_bfloat16
 from bert_jax.devices.job import this_job
+from bert_jax.errors import without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place, check_workdir_place
 from bert_jax.training.memory import estimate_memory
 from bert_jax.training.step import TrainState
-from bert_jax.training.workdir import read_identity
+from bert_jax.training.workdir import common, read_identity
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -49,8 +51,11 @@ def as_begun(config: Config, workdir: Place) -> Config:
 
     With several processes the first one reads, since others may see the directory late.
 
-    Raises: InputError, on every process, if the directory cannot hold a run, or belongs to another kind of run.
+    Raises: InputError, on every process, if the directory cannot hold a run, or belongs to another kind of run, or if
+      the processes have other settings.
     """
+    # so that all of them ask for the same
+    this_job().check_same(common(workdir, {"run": without_secrets(to_dict(config))}))
     check_workdir_place(workdir)
 
     def read() -> dict[str, Any]:
