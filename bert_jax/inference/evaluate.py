@@ -78,7 +78,9 @@ def _evaluate(
     split: str,
     mesh: Mesh,
 ) -> dict:
-    rows = {"heldout": dataset.heldout, "train": dataset.train}[split]
+    if split not in ("heldout", "train"):
+        raise InputError(f"split {split!r} is unknown; use heldout or train")
+    rows = dataset.heldout if split == "heldout" else dataset.train
     if not rows.num_rows:
         raise InputError(
             f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take the other"
@@ -109,6 +111,10 @@ def _evaluate(
         f"{name}_accuracy": results["mlm_accuracy"],
     }
     metrics |= {key: results[key] for key in ("nsp_loss", "nsp_accuracy") if key in results}
+    if not all(map(math.isfinite, metrics.values())):
+        raise InputError(
+            "the loss is not finite; the model's parameters are not those of a trained one"
+        )
     counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
     text = dataset.manifest["splits"][split]
     if text.get("text_bytes") and text.get("tokens"):

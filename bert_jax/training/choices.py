@@ -6,6 +6,7 @@ A run keeps what it chose. When it is resumed, on other devices too, it reads it
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place, check_workdir_place
-from bert_jax.training.memory import estimate_memory
+from bert_jax.training.memory import activation_bytes, estimate_memory, logit_bytes
 from bert_jax.training.step import TrainState
 from bert_jax.training.workdir import common, read_identity
 
@@ -107,11 +108,12 @@ def choose_memory(
     """Returns `model.remat` and the microbatches of each phase: those that compute least again and fit `limit` bytes.
 
     By arithmetic (`estimate_memory`), of the shapes that `make_state` returns. To compute nothing again comes before
-    fewer microbatches. A limit of 0 is unknown, and everything fits. If nothing fits, everything is computed again, for
-    one row at once.
+    fewer microbatches. If nothing fits, everything is computed again, for one row at once.
     """
     remats = _REMATS if model.remat == "auto" else (model.remat,)
-    if not limit:
+    # Rows that take little would not make room for the rest; this spares a small run the shapes of its state.
+    asked = dataclasses.replace(model, remat=remats[0])
+    if all(_bytes_of_rows(asked, phase, mesh_shape) < limit / 16 for phase in batches):
         return remats[0], [max(1, phase.accumulate) for phase in batches]
     state = make_state()
 
@@ -130,6 +132,14 @@ def choose_memory(
     return remats[-1], [_counts(phase, mesh_shape)[-1] for phase in batches]
 
 
+def _bytes_of_rows(model: ModelConfig, phase: Batches, mesh_shape: Mapping[str, int]) -> int:
+    """Returns the bytes of a device that a whole batch takes, without microbatches."""
+    rows = max(1, phase.size // (mesh_shape["data"] * mesh_shape["fsdp"]))
+    tensor = mesh_shape["tensor"]
+    logits = logit_bytes(model, phase.row.predictions, tensor)
+    return rows * (activation_bytes(model, phase.row.length, tensor) + logits)
+
+
 def _counts(phase: Batches, mesh_shape: Mapping[str, int]) -> list[int]:
     """Returns how many microbatches a batch may have, the fewest first."""
     if phase.accumulate:
@@ -139,13 +149,12 @@ def _counts(phase: Batches, mesh_shape: Mapping[str, int]) -> list[int]:
 
 
 def memory_of(mesh: Mesh) -> int:
-    """Returns the bytes that a device of the mesh has for a program; 0 if it does not say, as CPUs."""
+    """Returns the bytes that a device of the mesh has for a program; devices of a CPU share the machine's memory."""
     local = mesh.local_devices
-    figures = local[0].memory_stats() if local else None
+    figures = (local[0].memory_stats() if local else None) or {}
+    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, len(local))
     # of the first process, since all must choose alike
-    return this_job().broadcast_int(
-        "memory of a device", int((figures or {}).get("bytes_limit", 0))
-    )
+    return this_job().broadcast_int("memory of a device", figures.get("bytes_limit", shared))
 
 
 def describe_choices(config: PretrainConfig | FinetuneConfig) -> str:

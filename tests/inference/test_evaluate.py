@@ -138,11 +138,14 @@ def test_a_causal_model_has_other_names(bert, toy_data, one_device):
 def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
     with pytest.raises(InputError, match="no row in its heldout split"):
         evaluate_pretrained(bert, make_dataset(tmp_path, holdout_rate=0.0))
-    with pytest.raises(KeyError, match="test"):
+    with pytest.raises(InputError, match="split 'test' is unknown"):
         evaluate_pretrained(bert, toy_data, "test")
     short = dataclasses.replace(bert, config=dataclasses.replace(bert.config, max_positions=16))
     with pytest.raises(InputError, match=r"rows of 32 tokens .* longer than the 16 positions"):
         evaluate_pretrained(short, toy_data)
+    broken = jax.tree.map(lambda leaf: leaf * np.nan, bert.params)
+    with pytest.raises(InputError, match="the loss is not finite"):
+        evaluate_pretrained(dataclasses.replace(bert, params=broken), toy_data)
     with pytest.raises(InputError, match="no head that predicts words"):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
 

@@ -100,9 +100,19 @@ def test_more_is_computed_again_only_where_a_single_row_does_not_fit(base):
     assert choose(1.0, Batches(6, 0, ROW)) == ("full", [6])  # nothing fits; the run says so
 
 
-def test_unknown_memory_holds_everything(base):
+def test_rows_that_take_little_are_not_divided(base):
+    """Also where the rest does not fit: they would make no room for it."""
     _, choose = base
-    assert choose(0, Batches(256, 0, ROW), Batches(256, 4, ROW)) == ("none", [1, 4])
+    assert choose(2**40, Batches(256, 0, ROW), Batches(256, 4, ROW)) == ("none", [1, 4])
+    assert choose(2**30, Batches(1, 0, ROW)) == ("none", [1])
+
+
+def test_a_batch_for_an_accelerator_is_divided_on_a_cpu(base):
+    """That of `lamb:large`, which would take more memory than a machine has."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    _, choose = base
+    _, (count,) = choose(choices.memory_of(mesh), Batches(65_536, 0, ROW))
+    assert count > 1
 
 
 def test_a_run_keeps_what_it_chose(toy_data, tmp_path, monkeypatch):

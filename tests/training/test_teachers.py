@@ -99,7 +99,7 @@ def taught_losses(config, teachers, *students):
     )
     mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.data * config.mesh.fsdp * config.mesh.tensor])
     if isinstance(config, FinetuneConfig):
-        inputs = fit_into_memory(open_task(choose_precision(config, mesh.devices.flat[0])), mesh, 0)
+        inputs = fit_into_memory(open_task(choose_precision(config, mesh.devices.flat[0])), mesh, 2.0**40)
         training = Finetuning(inputs, inputs.start, mesh, to_place("nowhere"))
     else:
         training = Pretraining(open_corpora(config, mesh), mesh)
