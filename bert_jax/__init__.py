@@ -12,6 +12,12 @@ from bert_jax.version import __version__
 # Public name -> "module:attribute" below bert_jax. No public name may also be the name of a module of bert_jax: whoever
 # imports the module would replace the public name by it.
 _HOMES = {
+    "recipe": "tools.recipes:recipe",
+    "CutWarning": "text.fitting:CutWarning",
+    "Spot": "model.heads.labels:Spot",
+    "Encoded": "model.bert:Encoded",
+    "MaskingConfig": "settings.pretraining:MaskingConfig",
+    "mask_tokens": "model.masking:mask_tokens",
     "HEADS": "model.heads.table:HEADS",
     "Batch": "batch:Batch",
     "Encoder": "model.bert:Encoder",
@@ -45,15 +51,19 @@ _HOMES = {
 __all__ = [
     "HEADS",
     "Batch",
+    "CutWarning",
+    "Encoded",
     "Encoder",
     "FinetuneConfig",
     "Head",
     "InputError",
+    "MaskingConfig",
     "ModelConfig",
     "PretrainConfig",
     "Pretrained",
     "Row",
     "Rows",
+    "Spot",
     "Task",
     "Tokenizer",
     "__version__",
@@ -67,7 +77,9 @@ __all__ = [
     "load_pretrained",
     "load_tokenizer",
     "make_batch",
+    "mask_tokens",
     "pretrain",
+    "recipe",
     "save_pretrained",
     "score_sentences",
     "sentence_embeddings",
@@ -86,17 +98,21 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.pretrained import Pretrained, load_pretrained
     from bert_jax.inference.sentence_scores import score_sentences
-    from bert_jax.model.bert import Encoder
+    from bert_jax.model.bert import Encoded, Encoder
     from bert_jax.model.heads.base import Head
+    from bert_jax.model.heads.labels import Spot
     from bert_jax.model.heads.table import HEADS
+    from bert_jax.model.masking import mask_tokens
     from bert_jax.model.objective import encode, forward, init_params
     from bert_jax.pretraining import pretrain
     from bert_jax.settings.finetuning import FinetuneConfig
     from bert_jax.settings.model import ModelConfig
-    from bert_jax.settings.pretraining import PretrainConfig
+    from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
     from bert_jax.tasks.base import Rows, Task
+    from bert_jax.text.fitting import CutWarning
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.tokenizing import load_tokenizer
+    from bert_jax.tools.recipes import recipe
 # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
 else:
 

@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     # [B, M] float: 1 for a sequence or the weight of its label, 0 for an empty place
     sequence_weights: Array
     next_sentence_labels: Array = None  # [B, M] int: 0 the true next sentence, 1 a random one
-    # Input of masking (`masking.mask_tokens`), which fills in the predictions:
+    # Input of masking (`masking.mask_rows`), which fills in the predictions:
     sequence_numbers: Array = None  # [B, M] uint32: the sequence's number in the data set
     epochs: Array = None  # [B] int: how often the row has been seen before
     word_starts: Array = None  # [B, L] bool: the token begins a word
@@ -54,6 +54,9 @@ class Batch(NamedTuple):
     teacher: Array = None
     # [B] bool: the row is read from left to right; None is all rows as the model reads them
     causal: Array = None
+    # [B, L, width of the word table] float, in place of the rows of `token_ids` there: mixed or disturbed words, soft
+    # prompts. A gradient by it tells which tokens matter. None looks the tokens up.
+    word_vectors: Array = None
 
 
 class Row(NamedTuple):

@@ -24,7 +24,7 @@ from bert_jax.data.records import open_dataset
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.replaced import REPLACED
-from bert_jax.model.masking import mask_tokens
+from bert_jax.model.masking import mask_rows
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.model import model_size
@@ -183,7 +183,7 @@ def test_masks_are_of_the_vocabulary_and_of_whole_words(start, tmp_path, family)
     dataset, tokenizer = open_dataset(tmp_path / "data"), load_tokenizer(start(family))
     batch = rows_to_batch(dataset.train.gather(np.arange(16)), np.zeros(16, np.int32))
     masking = MaskingConfig(whole_word=True, mask_rate=1.0, random_rate=0.0)
-    masked = jax.device_get(mask_tokens(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids))
+    masked = jax.device_get(mask_rows(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids))
     changed = masked.token_ids != batch.token_ids
     assert changed.sum() == masked.mlm_weights.sum() > 32
     assert set(masked.token_ids[changed]) == {tokenizer.mask_id} == {tokenizer.id_of(tokenizer.template.specials[4])}

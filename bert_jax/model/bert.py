@@ -58,7 +58,7 @@ class Embeddings(nn.Module):
 
     @nn.compact
     def __call__(
-        self, token_ids: jax.Array, type_ids: jax.Array, positions: jax.Array, deterministic: bool
+        self, batch: Batch, positions: jax.Array, deterministic: bool
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H].
 
@@ -70,17 +70,18 @@ class Embeddings(nn.Module):
             padded_normal, stddev=config.initializer_stddev, size=config.vocab_size
         )
         words = nn.Embed(config.padded_vocab_size, width, embedding_init=initial, name="word")
-        copies = copy_to_rows(words.embedding, token_ids.shape[0], config.gradient_dtype)
-        ids_of_copies = jnp.asarray(token_ids, jnp.int32).reshape(copies.shape[0], -1)
+        copies = copy_to_rows(words.embedding, batch.token_ids.shape[0], config.gradient_dtype)
+        ids_of_copies = jnp.asarray(batch.token_ids, jnp.int32).reshape(copies.shape[0], -1)
         looked_up = jax.vmap(look_up_words)(copies, ids_of_copies)
-        summed = looked_up.reshape(*token_ids.shape, width)
-
+        summed = looked_up.reshape(*batch.token_ids.shape, width)
+        if batch.word_vectors is not None:
+            summed = jnp.asarray(batch.word_vectors, summed.dtype)
         if config.positions == "learned":
             offset = config.position_offset  # RoBERTa's positions start at 2
             size = config.max_positions + offset
             summed = summed + self._small_rows("position", size, positions + offset)
         if config.type_vocab_size:
-            types = type_ids.astype(jnp.int32)
+            types = batch.type_ids.astype(jnp.int32)
             if config.type_vocab_size == 1:  # a tokenizer may mark second sentences all the same
                 types = jnp.zeros_like(types)
             summed = summed + self._small_rows("type", config.type_vocab_size, types)
@@ -251,9 +252,7 @@ class Encoder(nn.Module):
         config.validate()
         sight = what_is_seen(config, batch, keep_attentions)
         embed = Embeddings(config, name="embeddings")
-        embedded, word_table = embed(
-            batch.token_ids, batch.type_ids, sight.positions, deterministic
-        )
+        embedded, word_table = embed(batch, sight.positions, deterministic)
         embedded = constrain_rows(embedded)
 
         def layer(

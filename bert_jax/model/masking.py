@@ -13,6 +13,9 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.model.keys import root_key
 from bert_jax.settings.pretraining import MaskingConfig
+from bert_jax.text.tokenizer import Tokenizer
+
+MASKING = MaskingConfig()  # the paper's
 
 
 def prediction_budgets(config: MaskingConfig, max_length: int) -> np.ndarray:
@@ -37,6 +40,33 @@ def predictions_per_row(config: MaskingConfig, row_length: int, num_sequences: i
 
 
 def mask_tokens(
+    tokenizer: Tokenizer,
+    batch: Batch,
+    key: jax.Array,
+    masking: MaskingConfig = MASKING,
+) -> Batch:
+    """Returns the batch with tokens hidden, and `mlm_positions`, `mlm_labels`, `mlm_weights` [B, P]: what they were.
+
+    A pure function, for a loss of your own: the same key gives the same masks, whatever devices there are.
+
+    Args:
+      tokenizer: of the batch. [CLS] and [SEP] are never hidden.
+      batch: of NumPy or JAX arrays, as `make_batch` makes it.
+      key: a random key.
+      masking: how many tokens are hidden, and what replaces them; its `seed` and `static` have no meaning here.
+    """
+    rows, places = batch.cls_positions.shape
+    numbered = batch._replace(
+        sequence_numbers=jax.random.bits(key, (rows, places), jnp.uint32),
+        epochs=jnp.zeros(rows, jnp.int32),
+        word_starts=jnp.asarray(tokenizer.word_starts)[jnp.asarray(batch.token_ids, jnp.int32)],
+    )
+    special = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
+    masked = mask_rows(numbered, masking, tokenizer.vocab_size, *special)
+    return leave_causal(masked, numbered, masking) if masking.causal_rate else masked
+
+
+def mask_rows(
     batch: Batch,
     config: MaskingConfig,
     vocab_size: int,

@@ -17,9 +17,13 @@ from bert_jax.devices.sharding import axis_of_rows, has_explicit_axes
 from bert_jax.model.bert import Encoded, Encoder
 from bert_jax.model.derivatives import plain_derivatives
 from bert_jax.model.heads.base import Head, Model
-from bert_jax.model.heads.pretraining import PRETRAINING
-from bert_jax.model.losses import Pair, accuracy, cross_entropy
-from bert_jax.model.masking import leave_causal, mask_tokens, next_tokens
+from bert_jax.model.heads.pretraining import (
+    PRETRAINING,
+    next_sentence_weights,
+    prediction_weights,
+)
+from bert_jax.model.losses import Pair
+from bert_jax.model.masking import leave_causal, mask_rows, next_tokens
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.settings.model import ModelConfig, check_has_words
 from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
@@ -107,7 +111,7 @@ class PretrainingObjective(Objective):
         if self.model.causal:
             return next_tokens(batch)
         special = self.mask_id, self.never_predicted
-        masked = mask_tokens(batch, self.masking, self.model.vocab_size, *special)
+        masked = mask_rows(batch, self.masking, self.model.vocab_size, *special)
         return leave_causal(masked, batch, self.masking) if self.masking.causal_rate else masked
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
@@ -122,19 +126,13 @@ class PretrainingObjective(Objective):
         self, params: Params, batch: Batch, dropout_key: jax.Array | None
     ) -> dict[str, Pair]:
         output = forward(self.model, params, batch, PRETRAINING, dropout_key)
-        logits, teacher = output.mlm_logits, self.teacher
-        metrics: dict[str, Pair] = {}
-        for kind, weights in prediction_weights(batch).items():
-            metrics[f"{kind}_loss"] = cross_entropy(logits, batch.mlm_labels, weights)
-            metrics[f"{kind}_accuracy"] = accuracy(logits, batch.mlm_labels, weights)
+        labelled = batch if self.next_sentence else batch._replace(next_sentence_labels=None)
+        metrics = PRETRAINING.losses(output, labelled, batch.mlm_weights)
+        del metrics["loss"]  # a run adds up the others, each over the whole batch
         if batch.teacher is not None:
-            apart = class_divergence(logits, batch.teacher, batch, teacher.temperature)
+            teacher = self.teacher
+            apart = class_divergence(output.mlm_logits, batch.teacher, batch, teacher.temperature)
             metrics["mlm_loss"] = taught(metrics["mlm_loss"], apart, batch.mlm_weights, teacher)
-        if self.next_sentence:
-            logits, weights = output.next_sentence_logits, next_sentence_weights(batch)
-            labels = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32)
-            metrics["nsp_loss"] = cross_entropy(logits, labels, weights)
-            metrics["nsp_accuracy"] = accuracy(logits, labels, weights)
         return metrics
 
 
@@ -178,23 +176,6 @@ class TaskObjective(Objective):
             apart = head.divergence(outputs, batch.teacher, batch, teacher.temperature)
             metrics["loss"] = taught(metrics["loss"], apart, weights, teacher)
         return metrics
-
-
-def prediction_weights(batch: Batch) -> dict[str, jax.Array]:
-    """Returns the weights [B, P] of predictions by their kind: "mlm", and "clm" in rows read from left to right."""
-    weights = batch.mlm_weights
-    if batch.causal is None:
-        return {"mlm": weights}
-    return {"mlm": weights * ~batch.causal[:, None], "clm": weights * batch.causal[:, None]}
-
-
-def next_sentence_weights(batch: Batch) -> jax.Array:
-    """Returns [B, M] float: 1 for a sequence with a next sentence label, 0 for any other place.
-
-    The [CLS] of a row that is read from left to right sees only itself, so its label does not count.
-    """
-    weights = batch.sequence_weights * (batch.next_sentence_labels >= 0)
-    return weights if batch.causal is None else weights * ~batch.causal[:, None]
 
 
 def encode(

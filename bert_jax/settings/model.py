@@ -102,6 +102,14 @@ class ModelConfig(Section):
     # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next
     causal: bool = False
 
+    @staticmethod
+    def of(size: str) -> "ModelConfig":
+        """Returns the model of a released size: "base", "large", "modernbert-base", ... without its vocabulary.
+
+        Raises: InputError with the names there are.
+        """
+        return model_size(size)
+
     def layers_at_once(self, platform: str) -> int:
         """Returns the layers per iteration of the scan on "cpu", "gpu" or "tpu": `unroll`, or what 0 stands for.
 

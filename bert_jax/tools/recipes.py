@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
@@ -250,13 +251,8 @@ def read_own(path: str | None) -> "Own":
         return Own()
     if not Path(path).is_file():
         raise InputError(f"the recipe {path} does not exist; give the path of a Python file")
-    # whatever the file's name, as for --config
-    loader = importlib.machinery.SourceFileLoader("bert_jax_recipe", path)
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    recipe = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        loader.exec_module(recipe)
+        recipe = _run(path)
         get_task, get_head = (getattr(recipe, name, None) for name in ("get_task", "get_head"))
         if get_task or get_head:  # processes with other programs would wait for each other for ever
             this_job().check_same(
@@ -270,6 +266,45 @@ def read_own(path: str | None) -> "Own":
         raise InputError(
             mistake or f"recipe {path}: {type(error).__name__}: {one_line(error)}; correct it"
         ) from error
+
+
+def _run(path: str) -> ModuleType:
+    """Returns the module of a recipe, whatever the file's name, as for --config."""
+    loader = importlib.machinery.SourceFileLoader("bert_jax_recipe", path)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def recipe(
+    name: str, settings: Mapping[str, object] | None = None
+) -> PretrainConfig | FinetuneConfig:
+    """Returns the settings of a recipe, for `pretrain` or `finetune`.
+
+    Args:
+      name: as --config has it: "pretrain:base", "finetune:sst2", or the path of a file with get_config. What stands
+        behind the colon is the recipe's argument.
+      settings: what is changed, by full names: {"data.path": "data128", "train.num_steps": 1000}.
+    Raises: InputError if there is no such recipe or setting, or a value is of another type. Rules are checked where
+      the settings are used.
+    """
+    path, _, argument = find(name).partition(":")
+    if not Path(path).is_file():
+        raise InputError(f"the recipe {name} does not exist; there are {', '.join(names())}")
+    config = check_config(_run(path).get_config(*[argument] if argument else []))
+    known = dict(_flat(config.to_dict()))
+    for setting, value in (settings or {}).items():
+        if setting not in known:
+            raise InputError(_unknown_setting(setting, setting, known))
+        try:
+            config.update_from_flattened_dict({setting: value})
+        except TypeError:
+            wanted = _WANTED.get(type(known[setting]), "a text")
+            raise InputError(f"{setting} {value!r} is of another type; use {wanted}") from None
+    values = config.to_dict()
+    return from_dict(FinetuneConfig if "task" in values else PretrainConfig, values)
 
 
 def read_config(kind: type[Config], values: JsonObject) -> Config:

@@ -12,7 +12,8 @@ from bert_jax.batch import Batch
 from bert_jax.batches.load import eval_batches
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import on_host
-from bert_jax.model.objective import Objective, Params, next_sentence_weights
+from bert_jax.model.heads.pretraining import next_sentence_weights
+from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.pretraining import ResolvedConfig
 from bert_jax.training.loop import evaluate
 from bert_jax.training.program import Program

@@ -24,7 +24,7 @@ from bert_jax.errors import InputError
 from bert_jax.inference.evaluate import check_fits, evaluate_pretrained, evaluate_text, token_masking, word_masking
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.losses import cross_entropy
-from bert_jax.model.masking import mask_tokens
+from bert_jax.model.masking import mask_rows
 from bert_jax.model.objective import forward as forward_of
 from bert_jax.model.objective import init_params
 from bert_jax.settings.pretraining import MeshConfig
@@ -63,7 +63,7 @@ def masked_loss(bert, dataset, masking):
     rows = dataset.heldout.gather(np.arange(dataset.heldout.num_rows))
     batch = rows_to_batch(rows, np.zeros(len(rows), np.int32))
     special = (bert.tokenizer.cls_id, bert.tokenizer.sep_id)
-    mask = jax.jit(lambda batch: mask_tokens(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special))
+    mask = jax.jit(lambda batch: mask_rows(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special))
     masked = mask(batch)
     forward = jax.jit(lambda params, batch: forward_of(bert.config, params, batch, MASKED_LM))
     logits = forward(bert.params, masked)
@@ -253,7 +253,7 @@ def test_bits_of_words_of_several_pieces(tmp_path, one_device):
     rows = open_dataset(tmp_path / "data").train
     batch = rows_to_batch(rows.gather(np.arange(rows.num_rows)), np.zeros(rows.num_rows, np.int32))
     special = (model.tokenizer.cls_id, model.tokenizer.sep_id)
-    masked = mask_tokens(batch, word_masking(16), model.config.vocab_size, model.tokenizer.mask_id, special)
+    masked = mask_rows(batch, word_masking(16), model.config.vocab_size, model.tokenizer.mask_id, special)
     logits = np.asarray(forward_of(model.config, model.params, masked, MASKED_LM), np.float64)
     nats, num_words = 0.0, 0
     for row, place in zip(*np.nonzero(np.asarray(masked.mlm_weights)), strict=True):

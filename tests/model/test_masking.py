@@ -13,7 +13,7 @@ from bert_jax.model.masking import (
     choose_words,
     first_tokens_of_words,
     leave_causal,
-    mask_tokens,
+    mask_rows,
     next_tokens,
     prediction_budgets,
     predictions_per_row,
@@ -25,7 +25,7 @@ VOCAB_SIZE = 203
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def masked_on_device(batch, config, vocab_size):
-    return mask_tokens(batch, config, vocab_size, MASK, (CLS, SEP))
+    return mask_rows(batch, config, vocab_size, MASK, (CLS, SEP))
 
 
 def mask(batch, config=MaskingConfig(), vocab_size=VOCAB_SIZE):  # noqa: B008 - frozen

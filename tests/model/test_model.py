@@ -15,15 +15,14 @@ from stablehlo import stablehlo_products
 from bert_jax.batch import pad_rows
 from bert_jax.model import objective as objectives
 from bert_jax.model.attention import attention_mask
-from bert_jax.model.heads.pretraining import PRETRAINING
+from bert_jax.model.heads.pretraining import PRETRAINING, next_sentence_weights
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.masking import mask_tokens
+from bert_jax.model.masking import mask_rows
 from bert_jax.model.objective import (
     PretrainingObjective,
     count_parameters,
     encode,
     init_params,
-    next_sentence_weights,
 )
 from bert_jax.model.on_cpu import unstack
 from bert_jax.model.parts import ACTIVATIONS, Dropout, activate
@@ -36,7 +35,7 @@ forward = jax.jit(functools.partial(objectives.forward, head=PRETRAINING), stati
 
 @jax.jit
 def mask(batch):
-    return mask_tokens(batch, MaskingConfig(), 203, MASK, (CLS, SEP))
+    return mask_rows(batch, MaskingConfig(), 203, MASK, (CLS, SEP))
 
 
 def masked_batch(**options):

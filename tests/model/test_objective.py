@@ -16,7 +16,7 @@ from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.pretraining import PRETRAINING
-from bert_jax.model.masking import mask_tokens, next_tokens
+from bert_jax.model.masking import mask_rows, next_tokens
 from bert_jax.model.objective import PretrainingObjective, init_params
 from bert_jax.model.objective import forward as forward_of
 from bert_jax.pretraining import pretrain
@@ -164,7 +164,7 @@ def test_without_causal_rows_the_program_is_that_of_masks_alone():
     batch = random_batch(num_rows=4)
     objective = PretrainingObjective(tiny_model(), MaskingConfig(causal_rate=0.0), MASK, (CLS, SEP))
     masks = functools.partial(
-        mask_tokens, config=MaskingConfig(), vocab_size=203, mask_id=MASK, never_predicted=(CLS, SEP)
+        mask_rows, config=MaskingConfig(), vocab_size=203, mask_id=MASK, never_predicted=(CLS, SEP)
     )
     ours, theirs = (str(jax.make_jaxpr(prepare)(batch)) for prepare in (objective.prepare, masks))
     assert ours == theirs

@@ -11,7 +11,7 @@ from builders import make_dataset, tiny_model, tiny_run
 
 from bert_jax.batches.load import rows_to_batch
 from bert_jax.data.records import open_dataset
-from bert_jax.model.masking import mask_tokens, prediction_budgets, predictions_per_row
+from bert_jax.model.masking import mask_rows, prediction_budgets, predictions_per_row
 from bert_jax.model.objective import PretrainingObjective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
@@ -46,7 +46,7 @@ def twins(datasets, num_rows=24):
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def masked(batch, masking, tokenizer):
     vocab_size, mask_id, cls_id, sep_id = tokenizer
-    return mask_tokens(batch, masking, vocab_size, mask_id, (cls_id, sep_id))
+    return mask_rows(batch, masking, vocab_size, mask_id, (cls_id, sep_id))
 
 
 def ids(dataset):

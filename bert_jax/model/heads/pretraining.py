@@ -11,6 +11,7 @@ from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Linear, Model
+from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.parts import Dense, activate, layer_norm
 from bert_jax.model.product import matmul_precision, product
 from bert_jax.model.tables import take_rows
@@ -79,6 +80,16 @@ class MaskedWords(Head):
         predicted = take_rows(encoded.hidden, jnp.asarray(batch.mlm_positions, jnp.int32))
         return MaskedLanguageModel(model.config, name="mlm")(predicted, encoded.word_table)
 
+    def weights(self, batch: Batch) -> jax.Array:
+        """Returns [B, P]: 1 for a prediction."""
+        return batch.mlm_weights
+
+    def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+        return {
+            "loss": cross_entropy(logits, batch.mlm_labels, weights),
+            "accuracy": accuracy(logits, batch.mlm_labels, weights),
+        }
+
 
 class NextSentence(Linear):
     """Whether a sequence's second segment follows the first."""
@@ -111,5 +122,50 @@ class Pretraining(Head):
             encoded, words, NEXT_SENTENCE.logits(model, encoded, batch, deterministic)
         )
 
+    def weights(self, batch: Batch) -> jax.Array:
+        """Returns [B, P]: 1 for a prediction of a word."""
+        return batch.mlm_weights
+
+    def losses(
+        self, logits: PretrainingOutput, batch: Batch, weights: jax.Array
+    ) -> dict[str, Pair]:
+        """Returns the losses and accuracies of words and, if the batch has its labels, of the next sentence.
+
+        "loss" is the sum of their means.
+        """
+        metrics: dict[str, Pair] = {}
+        words = logits.mlm_logits
+        for kind, of_kind in prediction_weights(batch._replace(mlm_weights=weights)).items():
+            metrics[f"{kind}_loss"] = cross_entropy(words, batch.mlm_labels, of_kind)
+            metrics[f"{kind}_accuracy"] = accuracy(words, batch.mlm_labels, of_kind)
+        if batch.next_sentence_labels is not None:
+            of_pairs, counted = logits.next_sentence_logits, next_sentence_weights(batch)
+            labels = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32)
+            metrics["nsp_loss"] = cross_entropy(of_pairs, labels, counted)
+            metrics["nsp_accuracy"] = accuracy(of_pairs, labels, counted)
+        means = [
+            total / jnp.maximum(count, 1.0)
+            for name, (total, count) in metrics.items()
+            if name.endswith("_loss")
+        ]
+        return {"loss": (sum(means[1:], means[0]), jnp.ones(())), **metrics}
+
 
 PRETRAINING = Pretraining()
+
+
+def prediction_weights(batch: Batch) -> dict[str, jax.Array]:
+    """Returns the weights [B, P] of predictions by their kind: "mlm", and "clm" in rows read from left to right."""
+    weights = batch.mlm_weights
+    if batch.causal is None:
+        return {"mlm": weights}
+    return {"mlm": weights * ~batch.causal[:, None], "clm": weights * batch.causal[:, None]}
+
+
+def next_sentence_weights(batch: Batch) -> jax.Array:
+    """Returns [B, M] float: 1 for a sequence with a next sentence label, 0 for any other place.
+
+    The [CLS] of a row that is read from left to right sees only itself, so its label does not count.
+    """
+    weights = batch.sequence_weights * (batch.next_sentence_labels >= 0)
+    return weights if batch.causal is None else weights * ~batch.causal[:, None]
