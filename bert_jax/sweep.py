@@ -6,7 +6,7 @@ import math
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -92,11 +92,10 @@ def sweep(
         results: dict[str, FinetuneResult] = {}
         for number, (name, one) in enumerate(runs.items(), 1):
             _say(f"run {number} of {len(runs)}: {name}")
-            results[name] = _finished(workdir / "runs" / name, one) or _train(
-                workdir / "runs" / name, one, devices, own
-            )
+            results[name] = _result_of(workdir / "runs" / name, one, devices, own)
             if signal := results[name].signal:
                 return SweepResult([], results[name].metric, signal)
+            # at once: the states of a whole grid would take many times the space of its models
             _delete_states(workdir / "runs" / name)
             _check_data(workdir / "runs" / next(iter(runs)), workdir / "runs" / name)
         outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
@@ -107,12 +106,14 @@ def sweep(
         )
         finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
 
+        runs_as_json = [outcome._asdict() for outcome in outcomes]
+        for shown in runs_as_json:
+            if math.isnan(shown["score"]):  # JSON has no NaN
+                shown["score"] = None
+
         def leave() -> None:
             write_json(workdir / "config.json", identity)
-            write_json(
-                workdir / "sweep.json",
-                {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]},
-            )
+            write_json(workdir / "sweep.json", {"metric": metric, "runs": runs_as_json})
             if finite:
                 best = max(finite, key=lambda outcome: outcome.score)
                 _copy_model(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
@@ -143,8 +144,10 @@ def _copy_model(source: Place, target: Place) -> None:
         shutil.copytree(files, temporary, dirs_exist_ok=True)
 
 
-def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
-    """Returns the results of this run if it has finished, else None. The first process tells the others."""
+def _result_of(
+    workdir: Place, config: FinetuneConfig, devices: Devices | None, own: Own
+) -> FinetuneResult:
+    """Returns the results of a run: those that it left if it has finished, else it is trained."""
 
     def read() -> FinetuneResult | None:
         result = read_results(workdir)
@@ -157,13 +160,9 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
             else None
         )
 
-    told = this_job().first_does("read the results of a run", read)
-    return told and FinetuneResult(*told)
-
-
-def _train(
-    workdir: Place, config: FinetuneConfig, devices: Devices | None, own: Own
-) -> FinetuneResult:
+    # The first process tells the others, so that none of them trains alone.
+    if told := this_job().first_does("read the results of a run", read):
+        return FinetuneResult(*told)
     try:
         return finetune(config, workdir, devices, task=own.task, head=own.head)
     except DivergedError as error:
@@ -200,10 +199,6 @@ def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome
     degenerate = not unmeasured and not score > result.constant.get(result.metric, -math.inf)
     rate, seed = config.optimizer.learning_rate, config.train.seed
     return Outcome(name, seed, rate, score, result.step, round(result.seconds, 1), degenerate)
-
-
-def _as_json(outcome: Outcome) -> Mapping[str, object]:
-    return outcome._asdict() | ({"score": None} if math.isnan(outcome.score) else {})
 
 
 def describe(outcomes: Sequence[Outcome], metric: str) -> list[str]:

@@ -149,11 +149,12 @@ def test_lines_are_compared_across_pieces_at_the_ends_of_ranges(tmp_path):
     for index, hashes in enumerate([ends, ends[:0], ends[[1, 1, 3]]]):
         np.save(tmp_path / f"lines-{index:06d}.npy", hashes)
     assert pieces.count_lines(tmp_path, 3) == 8
-    assert pieces.count_different_lines(tmp_path, 3, 0, 2**64 - 1) == 5
-    assert [
-        pieces.count_different_lines(tmp_path, 3, *stretch) for stretch in ((0, 2**63 - 1), (2**63, 2**64 - 1))
-    ] == [3, 2]
-    assert pieces.count_different_lines(tmp_path, 3, 2, 5) == 0
+    assert pieces.count_different_lines(tmp_path, 3, (0, 2**64 - 1)) == 5
+    assert [pieces.count_different_lines(tmp_path, 3, stretch) for stretch in ((0, 2**63 - 1), (2**63, 2**64 - 1))] == [
+        3,
+        2,
+    ]
+    assert pieces.count_different_lines(tmp_path, 3, (2, 5)) == 0
 
 
 # Behind URLs

@@ -120,7 +120,7 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
     # A model that is damaged takes no other's place.
     (tmp_path / "grid" / "runs" / "rate0.003_seed0" / "finetuned" / "name").write_text("rate0.003_seed1")
     kept = {f"rate{rate:g}_seed{seed}": result(score) for (rate, seed), score in scores.items()}
-    monkeypatch.setattr("bert_jax.sweep._finished", lambda workdir, one: kept[workdir.name])
+    monkeypatch.setattr("bert_jax.sweep._result_of", lambda workdir, *_: kept[workdir.name])
     with pytest.raises(InputError, match=r"rate0.003_seed0/finetuned, the best model, is damaged: file name"):
         sweep(grid(topics, start), tmp_path / "grid")
     assert (tmp_path / "grid" / "finetuned" / "name").read_text() == "rate0.003_seed0"

@@ -61,6 +61,7 @@ def unfinished(path: Path, identity: JsonObject, tokenizer: Tokenizer) -> Iterat
         tokenizer.save(path / records.TOKENIZER)
         try:
             yield path / WORK
+        # a full disk or a kill: the same command goes on from what is finished
         except StoppedError:
             raise
         except InputError:

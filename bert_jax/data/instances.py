@@ -69,6 +69,7 @@ def create_instances(
                 )
     instances = np.frombuffer(bounds, dtype=INSTANCE)
     order = list(range(len(instances)))
+    # the reference shuffles its list of instances; the same draws, of numbers, give the same order
     rng.shuffle(order)
     return instances[order]
 

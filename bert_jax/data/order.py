@@ -28,6 +28,8 @@ def shuffled(indices: np.ndarray, num_items: int, *key: int) -> np.ndarray:
     """
     if num_items == 1:
         return np.zeros_like(indices, np.int64)
+    # Halves of equal length: what lies outside of the range is then less than three quarters, so
+    # few steps lead back in.
     half_bits = np.uint64((int(num_items - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << int(half_bits)) - 1)
     keys = np.random.SeedSequence(key).generate_state(6, np.uint64)
@@ -104,6 +106,8 @@ class StreamOrder:
         The places of a batch are in order of streams. Batches start after `rows_before` rows, which an earlier phase
         has taken.
         """
+        # Turn t of stream s is row t V + s of the run: -(-(first - s) // V) turns of it, rounded
+        # up, lie before row `first`.
         first = rows_before + step * batch_size
         streams = np.arange(self.num_streams)
         # of the first row of each stream in the batch
@@ -112,13 +116,13 @@ class StreamOrder:
             [[0], np.cumsum(-(-(first + batch_size - streams) // self.num_streams) - turns)]
         )
         homes = np.searchsorted(starts, places, side="right") - 1
-        return [
-            part
-            for stream, begin, end in _runs(homes)
-            for part in self._parts(
-                stream, turns[stream] + places[begin:end] - starts[stream], begin
-            )
-        ]
+        found: list[Turns] = []
+        edges = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), len(homes)]
+        for begin, end in zip(edges, edges[1:]):
+            stream = int(homes[begin])
+            own = turns[stream] + places[begin:end] - starts[stream]
+            found += self._parts(stream, own, begin)
+        return found
 
     def _parts(self, stream: int, turns: np.ndarray, begin: int) -> list[Turns]:
         """Returns the windows of some turns of a stream, ascending; `begin` is the place of the first one."""
@@ -126,6 +130,7 @@ class StreamOrder:
         numbers = turns - self._first_turn(stream, epochs)  # in the epoch
         shift = self.shift(stream)
         windows, inside = np.divmod(numbers + shift, self.window_rows)
+        # The first window is cut at its front: its rows begin at 0 all the same.
         inside -= np.where(windows == 0, shift, 0)
         # A new part begins with each window, and where places are left out.
         cuts = (np.diff(epochs) != 0) | (np.diff(windows) != 0) | (np.diff(turns) != 1)
@@ -150,6 +155,7 @@ class StreamOrder:
         numbers = np.arange(ends[-1])
         homes = np.searchsorted(ends, numbers, side="right")
         rows = stretches[homes, 0] + numbers - (ends - stretches[:, 1])[homes]
+        # 0 and 1 in the last place are the orders of the blocks.
         key = (self.seed, window.epoch, window.stream, window.number + 2)
         return rows[shuffled(numbers, len(rows), *key)]
 
@@ -237,9 +243,3 @@ def _cut(stretches: np.ndarray, skipped: int, length: int) -> np.ndarray:
     cut[0] += (skipped, -skipped)
     cut[-1, 1] -= cut[:, 1].sum() - length
     return cut
-
-
-def _runs(values: np.ndarray) -> list[tuple[int, int, int]]:
-    """Returns (value, begin, end) of each run of equal values."""
-    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return [(int(values[begin]), begin, end) for begin, end in zip(edges, edges[1:])]

@@ -72,6 +72,8 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
         plan = _plan_at_once(np.ceil(left * share).astype(np.int64), row_length, max_per_row)
         if share < 1:
             full = plan.combinations.sum(axis=1) == row_length
+            # Rows that are not full are taken apart: with all that is left, their sequences find
+            # better company.
             plan = PackingPlan(plan.combinations[full], plan.counts[full])
         np.subtract.at(left, plan.combinations, plan.counts[:, None])
         left[0] = 0
@@ -83,6 +85,7 @@ def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> Packin
     """Returns a plan for all of a histogram [L + 1], which is used up."""
     num_left, tokens_left = int(left.sum()), int(left @ np.arange(row_length + 1))
     plans = []
+    # Long ones first: short ones fit into what these leave, and not the other way round.
     for longest in np.flatnonzero(left)[::-1]:
         while left[longest]:
             # As many parts as are left for each row, if rows were full; one more does no harm if it fits exactly.
@@ -104,6 +107,7 @@ def _merged(plans: list[PackingPlan], max_per_row: int) -> PackingPlan:
         for plan, width in zip(plans, widths, strict=True)
     ]
     stacked = -np.sort(-np.concatenate([np.zeros((0, max_per_row), np.int64), *rows]), axis=1)
+    # Sorted, so that the order of rows is that of no dictionary and of no machine.
     unique, inverse = np.unique(stacked, axis=0, return_inverse=True)
     counts = np.zeros(len(unique), np.int64)
     np.add.at(
@@ -121,6 +125,7 @@ def _complete(
     room = row_length - longest
     if max_per_row == 1 or not room:
         return _alone([longest], left)
+    # "nothing" may stand in any number of places, so shorter combinations need no code of their own
     left[0] = _PLENTY
     if aim == 2 and left[room] > (room == longest):  # one more part, exactly
         return _alone([longest, room], left)

@@ -57,6 +57,8 @@ def write_piece(
         raise error.at(_where(piece, error.text)) from None
     for name in EncodedPiece._fields:
         writing.write_array(_file(folder, name, index), getattr(encoded, name), durable=False)
+    # Last, and of what was meant to be written: a piece that was cut off by the power does not
+    # match.
     sums = {name: files.masked_crc32c(array) for name, array in encoded._asdict().items()}
     writing.write_json(folder / f"sums-{index:06d}.json", sums, durable=False)
 
@@ -100,6 +102,7 @@ def encode_documents(
     """Returns the documents with at least one token, and the hashes of all lines."""
     batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(documents)]
     records, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
+    # stable: parts of one document have one hash, and stay in their order
     order = np.argsort(records["key"], kind="stable")
     order = order[records["tokens"][order] > 0]
     flat = {}
@@ -153,6 +156,7 @@ def read_range(
         inside = (documents["key"] >= np.uint64(first_key)) & (
             documents["key"] <= np.uint64(last_key)
         )
+        # the last one all the same, since arrays of no piece would have no type to be joined with
         if not inside.any() and index + 1 < num_pieces:
             continue
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
@@ -189,17 +193,18 @@ def count_lines(folder: Path, num_pieces: int) -> int:
     return sum(len(_load(folder, "lines", index)) for index in range(num_pieces))
 
 
-def count_different_lines(folder: Path, num_pieces: int, first_hash: int, last_hash: int) -> int:
-    """Returns the number of different lines with a hash in first_hash..last_hash; equal hashes count as copies."""
+def count_different_lines(folder: Path, num_pieces: int, hashes: tuple[int, int]) -> int:
+    """Returns the number of different lines with hashes from the first to the last; equal hashes count as copies."""
+    first_hash, last_hash = hashes
     inside = []
     for index in range(num_pieces):
-        hashes = _load(folder, "lines", index)
-        first = np.searchsorted(hashes, np.uint64(first_hash), side="left")
-        last = np.searchsorted(hashes, np.uint64(last_hash), side="right")
-        inside.append(np.array(hashes[first:last]))  # a copy: a view would keep the file open
-    hashes = np.concatenate(inside)
-    hashes.sort()
-    return int(np.count_nonzero(hashes[1:] != hashes[:-1])) + bool(len(hashes))
+        lines = _load(folder, "lines", index)
+        first = np.searchsorted(lines, np.uint64(first_hash), side="left")
+        last = np.searchsorted(lines, np.uint64(last_hash), side="right")
+        inside.append(np.array(lines[first:last]))  # a copy: a view would keep the file open
+    lines = np.concatenate(inside)
+    lines.sort()
+    return int(np.count_nonzero(lines[1:] != lines[:-1])) + bool(len(lines))
 
 
 def document_key(lines: list[str], seed: int) -> int:

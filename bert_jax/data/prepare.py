@@ -120,7 +120,7 @@ def prepare(
             ranges = plan_ranges(documents, options)
             num_lines = pieces.count_lines(work, len(plan))
             different = run(
-                functools.partial(_count_different_lines, job),
+                functools.partial(pieces.count_different_lines, work, len(plan)),
                 _hash_ranges(num_lines),
                 "sets of lines",
             )
@@ -282,11 +282,6 @@ def _make_piece(job: _Job, task: tuple[int, corpus.Piece]) -> None:
     pieces.write_piece(job.work, *task, job.tokenizer(), job.options.seed, job.options.language)
 
 
-def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
-    """Returns the number of different lines in a range of hashes."""
-    return pieces.count_different_lines(job.work, job.num_pieces, *hashes)
-
-
 def _make_shard(job: _Job, shard: Range) -> JsonObject:
     """Writes a shard and its counts of tokens, and returns its record in the manifest."""
     finished = job.work / f"{shard.name}.json"
@@ -300,6 +295,7 @@ def _make_shard(job: _Job, shard: Range) -> JsonObject:
     text = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last, shard.passage)
     result, token_counts = make_shard(job.path, shard, job.options, tokenizer, *text)
     writing.write_array(job.work / f"counts-{shard.name}", token_counts)
+    # Last: it says that the shard and its counts are there.
     writing.write_json(finished, result)
     return result
 
@@ -333,6 +329,7 @@ def make_shard(
         options.next_sentence,
         tokenizer.template.separators,
     )
+    # rows hold their numbers as 32 bits, and equal numbers would have equal masks
     if len(created) * shard.num_shards >= 1 << 32:
         raise InputError(
             "the data set has more than 2^32 sequences; use fewer duplicates or part the text"
@@ -359,6 +356,7 @@ def make_shard(
             single_rows(slice(start, start + _ROWS_AT_ONCE))
             for start in range(0, len(created), _ROWS_AT_ONCE)
         )
+    # of the text, and not of the rows, in which each pass over it counts again
     token_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
     result = {
         "file": records.write_shard(folder / shard.name, row_dtype, num_rows, chunks),

@@ -36,12 +36,16 @@ def task_runner(
     Ctrl-C the processes end at once.
     """
     allow_many_files()
-    num_workers = num_workers or _count_cores()
+    if not num_workers:
+        # those that this process may use: in a job or container often fewer than there are
+        affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+        num_workers = len(affinity(0)) if affinity else os.cpu_count() or 1
     if num_workers == 1:
         yield lambda function, tasks, what: _collect(
             enumerate(map(function, tasks)), len(tasks), what
         )
         return
+    # not fork: a thread of this process may hold a lock, which the child would wait for
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # starting it later would unblock SIGINT
     alive, ours = context.Pipe(duplex=False)
@@ -63,18 +67,17 @@ def task_runner(
             pool.shutdown(cancel_futures=True)
 
 
-def _count_cores() -> int:
-    """Returns the number of cores that this process may use: in a job or container often fewer than there are."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def _as_completed(
     pool: concurrent.futures.Executor, function: Callable[[Task], Result], tasks: list[Task]
 ) -> Iterator[tuple[int, Result]]:
     """Yields (index of the task, result) of all tasks as they are finished."""
-    with _without_interrupts():  # workers begin here, and inherit it
+    # Workers begin here, and inherit what is blocked. The terminal sends Ctrl-C to them as well, and they would print
+    # tracebacks, even during their imports.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
         indices = {pool.submit(function, task): index for index, task in enumerate(tasks)}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for future in concurrent.futures.as_completed(indices):
         yield indices[future], future.result()
 
@@ -97,21 +100,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Delays Ctrl-C until the end of the block, and blocks it in processes started meanwhile.
-
-    The terminal also sends it to workers, which would print tracebacks, even during their imports.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _start_worker(alive: Connection) -> None:
     """Keeps a worker to one core, and makes it end when the process that started it ends or closes the pipe."""
+    # there is a worker for each core already
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # A library in Rust prints its panics by itself, with a trace. What matters of them comes as an error, which the
     # first process tells; Python's own messages still have a way out.
@@ -123,4 +114,5 @@ def _start_worker(alive: Connection) -> None:
 def _end_with(alive: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         alive.recv_bytes()  # nothing is ever sent
+    # not sys.exit, which in a thread ends that thread alone
     os._exit(1)

@@ -108,6 +108,8 @@ def row_dtype(
     With `predictions`, P, a row also holds the tokens to predict: static masks, made before training
     (docs/decisions/0006-what-is-predicted.md). `token_ids` are then the masked ids that the model sees.
     """
+    # Ids take most of a row: two bytes each in place of four halve the disk and what is read in
+    # training.
     ids = np.min_scalar_type(vocab_size - 1).newbyteorder("<")
     fields: list[tuple] = [
         ("token_ids", ids, (row_length,)),
@@ -239,6 +241,7 @@ def finish_dataset(
         "made_with": made_with,
         **figures,
     }
+    # Last: a directory without it is not a data set.
     writing.write_json(path / MANIFEST, manifest)
     return manifest
 
@@ -450,6 +453,7 @@ def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> LocalRows:
     """Returns the split that the manifest describes."""
     shards = []
     for shard in split["shards"]:
+        # The header of the file against the manifest: a size alone may be right by chance.
         records = _load(path / shard["name"])
         if records.dtype != dtype or records.shape != (shard["rows"],):
             raise InputError(

@@ -168,6 +168,7 @@ class BlockCache:
                 self._changed.notify_all()
 
     def _write(self, slot: int, content: bytes) -> None:
+        # a nearly full disk takes a part, and tells of the rest at the next call
         view, offset = memoryview(content), slot * self._slot_bytes
         try:
             while view:
@@ -180,7 +181,12 @@ class BlockCache:
         """Returns a block to fetch and a slot for it; None when the cache is closed."""
         with self._changed:
             while not self._closed:
-                while self._due and not self._is_missing(self._due[0][1]):
+                # A heap forgets nothing in its middle: what came meanwhile, or is no longer wanted, goes here.
+                while self._due:
+                    block = self._due[0][1]
+                    busy = block in self._slots or block in self._fetching or block in self._failed
+                    if block in self._wanted and not busy:
+                        break
                     heapq.heappop(self._due)
                 if self._due and (self._free or self._idle):
                     if not self._free:  # the block unwanted for the longest time gives its slot
@@ -192,7 +198,3 @@ class BlockCache:
                     return block, self._free.pop()
                 self._changed.wait()
         return None
-
-    def _is_missing(self, block: int) -> bool:
-        busy = block in self._slots or block in self._fetching or block in self._failed
-        return not busy and block in self._wanted

@@ -36,6 +36,8 @@ def split_places(places: str) -> list[str]:
     """Returns the paths in a comma-separated list, stripped. A comma in the name of an existing path does not split."""
     parts, paths = places.split(","), []
     while parts:
+        # The longest name that exists wins; with a bound, or a list of a thousand files would ask
+        # the disk half a million times.
         count = min(len(parts), 8)
         while count > 1 and not os.path.exists(",".join(parts[:count]).strip()):
             count -= 1
@@ -87,6 +89,7 @@ def allow_many_files() -> None:
     import resource  # not on every system that can import this module
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # a container may forbid even what its hard limit allows
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -82,6 +82,7 @@ def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # Not O_TRUNC: until the lock is ours, the file says who has it.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:  # whoever held the lock has just removed the directory
             vanished += 1
@@ -92,6 +93,8 @@ def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
             continue
         try:
             holder = _lock(descriptor, wait)
+            # A lock of a file that has lost its name protects nothing: is it still the one at this
+            # path?
             with contextlib.suppress(FileNotFoundError):
                 if holder or os.path.samestat(os.fstat(descriptor), os.stat(path)):
                     return descriptor, holder

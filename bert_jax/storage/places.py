@@ -180,6 +180,8 @@ def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) ->
     def unlink(name: str) -> None:
         (target / name).unlink()
 
+    # Stopped anywhere below, it is seen as unfinished. What says that it is whole goes first and
+    # comes last, since others read it without asking for the marker.
     (target / UNFINISHED).touch()
     for name in before & set(last):
         unlink(name)

@@ -66,6 +66,7 @@ class RangeReader:
             )
         else:
             content = files.cat_file(path, start=start, end=end)
+        # such a server sends the whole file for every block, so another try is no better
         if len(content) > end - start:
             raise InputError(
                 f"{self._root}/{name}: the server knows no ranges; copy the data here (data.stream=off)"

@@ -129,6 +129,7 @@ def at_once(
         try:
             yield from pool.map(function, arguments)
         finally:
+            # after an error, or if nobody asks for more, what has not begun is left
             pool.shutdown(cancel_futures=True)
 
 
@@ -268,7 +269,13 @@ def read_version(url: str) -> Version | None:
         if info_of(url) is None:  # deleted meanwhile
             return None
         raise
-    return Version(content, _token(info, content), _age(info))
+    written = info.get("LastModified") or info.get("mtime") or info.get("created")
+    age = 0.0  # where the store does not say when
+    if isinstance(written, datetime.datetime):
+        if written.tzinfo is None:
+            written = written.replace(tzinfo=datetime.UTC)
+        age = max(0.0, time.time() - written.timestamp())
+    return Version(content, _token(info, content), age)
 
 
 def write_if(url: str, content: bytes, token: str) -> str:
@@ -345,13 +352,3 @@ def _token(info: Info, content: bytes) -> str:
         or (info.get("ETag") or "").strip('"')
         or google_crc32c.value(content)
     )
-
-
-def _age(info: Info) -> float:
-    """Returns the seconds since an object was written, 0 where the store does not say when."""
-    written = info.get("LastModified") or info.get("mtime") or info.get("created")
-    if not isinstance(written, datetime.datetime):
-        return 0.0
-    if written.tzinfo is None:
-        written = written.replace(tzinfo=datetime.UTC)
-    return max(0.0, time.time() - written.timestamp())

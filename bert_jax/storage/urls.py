@@ -47,18 +47,14 @@ def local_copy(path: str) -> str:
     """
     if not is_remote(path):
         return path
-    version, name = _version(path), _file_name(path)
+    name = path.rstrip("/").rpartition("/")[2]
+    if re.match("https?://", path, re.IGNORECASE):  # what follows "?" may be secret
+        parts = re.split("[?#]", path)[0].rstrip("/").split("/")
+        name = parts[-1] if len(parts) > 3 else "file"
+    version = _version(path)
     if version.keys() <= {"size"}:
         return _copy_of_no_version(path, name)
     return str(_copy(path, _folder(path, version) / name))
-
-
-def _file_name(url: str) -> str:
-    """Returns the last part of a URL, without user, password and what follows "?" over HTTP, which may be secret."""
-    if re.match("https?://", url, re.IGNORECASE):
-        parts = re.split("[?#]", url)[0].rstrip("/").split("/")
-        return parts[-1] if len(parts) > 3 else "file"
-    return url.rstrip("/").rpartition("/")[2]
 
 
 def _version(path: str) -> dict[str, str]:
@@ -86,6 +82,8 @@ def _copy_of_no_version(path: str, name: str) -> str:
     with _copying:
         known = (path, user_cache())
         if known not in _copied or not os.path.isfile(_copied[known]):
+            # A folder of its own for the bytes while they come; then the one named for them, which
+            # others have too.
             new = _copy(path, _folder(path, {"process": f"{os.getpid()}-{time.time_ns()}"}) / name)
             with open(new, "rb") as stream:
                 target = (
@@ -170,6 +168,7 @@ def _copy(url: str, target: Path) -> Path:
     """Copies the file at the URL to `target` unless `target` exists, and returns `target`."""
     if target.is_file():
         return target
+    # The lock's file stays: another process may be about to wait for it.
     with lock_file(target.with_name(f".{target.name}.lock"), wait=True, keep=True):
         if target.is_file():  # another process was faster
             return target

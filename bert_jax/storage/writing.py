@@ -49,6 +49,7 @@ def atomic_path(path: AnyPath, durable: bool = True) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if durable:
+            # the bytes before the name: after a loss of power it could else stand for an empty file
             sync(temporary)
         os.replace(temporary, path)
         if durable:

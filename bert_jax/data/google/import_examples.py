@@ -202,6 +202,7 @@ def _import_file(job: _Job, file: _File) -> JsonObject:
     for first, columns in read_examples(file.path):
         _check_shape(file.path, first, columns, job)
         check_examples(file.path, first, columns, tokenizer)
+        # rows hold their numbers as 32 bits, and equal numbers would have equal masks
         if (first + len(columns[LABELS])) * file.num_files >= 1 << 32:
             raise InputError(
                 f"{file.path} and the others of its split have more than 2^32 examples; part them"
@@ -246,6 +247,8 @@ def _finish_split(
     named = []
     for index, shard in enumerate(shards):
         name = records.shard_name(split, index, len(shards))
+        # The order of shards is that of the files, so a run that goes on gives each the same name
+        # again.
         if (job.work / shard["name"]).exists():  # or else a run that was killed has moved it
             os.replace(job.work / shard["name"], job.path / name)
         named.append(shard | {"name": name})

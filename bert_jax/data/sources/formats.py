@@ -74,7 +74,17 @@ class Piece:
 def detect_format(path: str, source: str) -> str:
     """Returns the format of a file. Raises: InputError if it cannot be read, or is in none of the formats."""
     with files.reading(source), files.open_binary(path) as stream:
-        _check_text(stream.read(_HEAD_BYTES), source)
+        head = stream.read(_HEAD_BYTES)
+    if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, head)), ""):
+        raise InputError(
+            f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd"
+        )
+    check_encoding(head, source)
+    if b"\0" in head[:_BINARY_BYTES]:
+        raise InputError(
+            f"{source} has NUL bytes: it is a binary file or an archive; give the text files in it"
+        )
+    check_line_ends(head, source)
     line = b""
     with files.reading(source), files.open_binary(path) as stream:
         while not line and (read := stream.readline(1 << 16)):
@@ -95,20 +105,6 @@ def detect_format(path: str, source: str) -> str:
 def is_json_lines(source: str) -> bool:
     """Returns whether the name of a file says that it is JSON lines."""
     return bool(_JSON_NAME.search(source))
-
-
-def _check_text(head: bytes, source: str) -> None:
-    """Raises: InputError if a file that begins with `head` is not text in UTF-8 with ends of lines."""
-    if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, head)), ""):
-        raise InputError(
-            f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd"
-        )
-    check_encoding(head, source)
-    if b"\0" in head[:_BINARY_BYTES]:
-        raise InputError(
-            f"{source} has NUL bytes: it is a binary file or an archive; give the text files in it"
-        )
-    check_line_ends(head, source)
 
 
 def check_encoding(head: bytes, source: str) -> None:
@@ -157,6 +153,8 @@ def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUM
         size = stream.seek(0, 2)
         while cuts[-1] + piece_bytes < size:
             stream.seek(cuts[-1] + piece_bytes)
+            # From any byte, forward to the end of a document: where the cuts are follows from the
+            # file alone, not from its reader.
             read_line(stream, lambda: source)  # skip the rest of the line at the cut
             while (line := read_line(stream, lambda: source)) and not _ENDS_DOCUMENT[kind](line):
                 pass
@@ -233,6 +231,8 @@ class _Lines:
     def place(self, number: int = 0) -> str:
         """Returns where the last line, or line `number` of the piece, is in its file."""
         number = number or self.number
+        # A piece does not know how many lines come before it. They are counted when somebody asks,
+        # for a message.
         if self.piece.start:
             with open(self.piece.path, "rb") as stream:
                 for start in range(0, self.piece.start, _HEAD_BYTES):
@@ -260,29 +260,25 @@ def _text_documents(lines: _Lines) -> Iterator[list[str]]:
 
 def _json_documents(lines: _Lines) -> Iterator[list[str]]:
     """Yields the text of each line's object, unless it is blank."""
-    for line in lines:
-        if line and (document := _json_document(line, lines)):
-            yield document
-
-
-def _json_document(line: str, lines: _Lines) -> list[str]:
     column = lines.piece.column
-    try:
-        value = json.loads(line)
-        text = value[column]
-        text.encode()  # half of a pair of surrogates is no text
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        example = f'{{"{column}": "..."}}'
-        problem = f"{shown(line)} is not an object such as {example}"
-        raise InputError(
-            f"{lines.place()}: {problem}; correct the line, or choose a --text_column"
-        ) from None
-    lines.release()
-    lines.hold(text, text.count("\n") + 1)
-    # WikiExtractor --json escapes as in HTML
-    if isinstance(value.get("url"), str) and "?curid=" in value["url"]:
-        text = html.unescape(text)
-    return text_lines(text, value.get("title"))
+    for line in filter(None, lines):
+        try:
+            value = json.loads(line)
+            text = value[column]
+            text.encode()  # half of a pair of surrogates is no text
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            example = f'{{"{column}": "..."}}'
+            problem = f"{shown(line)} is not an object such as {example}"
+            raise InputError(
+                f"{lines.place()}: {problem}; correct the line, or choose a --text_column"
+            ) from None
+        lines.release()
+        lines.hold(text, text.count("\n") + 1)
+        # WikiExtractor --json escapes as in HTML
+        if isinstance(value.get("url"), str) and "?curid=" in value["url"]:
+            text = html.unescape(text)
+        if document := text_lines(text, value.get("title")):
+            yield document
 
 
 # WikiExtractor

@@ -234,6 +234,7 @@ def _opened(path: str, source: str, column: str) -> Iterator[Any]:
         pyarrow.parquet.ParquetFile(
             path,
             buffer_size=_BUFFER_BYTES,
+            # or a whole column of a row group is read at once, in spite of the buffer
             pre_buffer=False,
             page_checksum_verification=True,  # of files that have such checksums
         ) as file,
