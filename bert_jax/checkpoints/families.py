@@ -6,8 +6,10 @@ modeling files of transformers 5.23. A difference in names alone is a row; a dif
 computation is an option of `ModelConfig`, or refused.
 """
 
+# ruff: noqa: RUF012 - the tables of a family are read and never changed
+
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.errors import InputError, shown
@@ -126,14 +128,15 @@ _FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
 
 _NOTHING: dict[str, Any] = {}
 _ENDS = {"bos_token_id": "cls_id", "eos_token_id": "sep_id"}
+_ABSOLUTE = (("position_embedding_type", (None, "absolute")),)
 
 
-class Family(NamedTuple):
-    """A family as transformers has it."""
+class Family:
+    """A family as transformers has it: BERT, and what others have in place of what it has."""
 
-    prefix: str = "Bert"  # of its classes
-    usual: str = "base"  # the model size with the family's defaults
-    base: str = "bert"  # prefix of the encoder's tensors, in a model with a head
+    prefix = "Bert"  # of its classes
+    usual = "base"  # the model size with the family's defaults
+    base = "bert"  # prefix of the encoder's tensors, in a model with a head
     settings: dict[str, str] = SETTINGS
     fixed: dict[str, Any] = _FIXED  # our options that no setting of theirs changes
     # our module -> theirs, where it is not BERT's name with another base
@@ -144,13 +147,18 @@ class Family(NamedTuple):
     tied: tuple[str, str] = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
     # their settings with the id of a token -> the tokenizer's attribute
     token_ids: dict[str, str] = _NOTHING
-    activation: str = "hidden_act"  # the name of the setting
+    activation = "hidden_act"  # the name of the setting
     activations: dict[str, str] = _EXACT  # theirs -> ours
     # options, and the values that can be computed
     refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    # Their settings -> ours, and the reverse, beyond `settings`.
-    read: Callable[[JsonObject], dict[str, Any]] = lambda settings: {}
-    write: Callable[[ModelConfig], JsonObject] = lambda config: {}
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        """Returns our settings that follow from theirs, beyond `settings`."""
+        return {}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        """Returns their settings that follow from ours, beyond `settings`."""
+        return {}
 
     def names_in(self, kind: str, names: Sequence[str] = ()) -> dict[str, str]:
         """Returns the entry of `renamed` for a class; for an unknown class, that whose own modules are all there."""
@@ -165,55 +173,220 @@ class Family(NamedTuple):
         return next(matching, _NOTHING)
 
 
-def _read_offset(settings: JsonObject) -> dict[str, Any]:
-    """Positions count from the one after padding's id."""
-    pad, rows = settings.get("pad_token_id", 1), settings.get("max_position_embeddings", 512)
-    return {"position_offset": pad + 1, "max_positions": rows - pad - 1}
+class Bert(Family):
+    """BERT itself, with Google's tanh and the erf of PyTorch."""
+
+    activations = _EXACT | _TANH
+    refused = _ABSOLUTE
 
 
-def _read_width(settings: JsonObject) -> dict[str, Any]:
-    """Returns the width of the tables, 0 where it is that of the layers."""
-    width = settings.get("embedding_size", 128)
-    return {"embedding_size": 0 if width == settings.get("hidden_size", 256) else width}
+class Roberta(Family):
+    """Liu et al. 2019: no types, positions after padding's id."""
+
+    prefix, base = "Roberta", "roberta"
+    fixed = {name: value for name, value in _FIXED.items() if name != "position_offset"}
+    modules = {
+        "mlm/transform": "lm_head.dense",
+        "mlm/norm": "lm_head.layer_norm",
+        "mlm/output_bias": "lm_head.bias",
+    }
+    renamed = {
+        "ForSequenceClassification": {
+            "classifier.dense": "roberta.pooler.dense",
+            "classifier.out_proj": "classifier",
+        }
+    }
+    tied = ("lm_head.decoder.weight", "lm_head.decoder.bias")
+    token_ids = _ENDS
+    refused = _ABSOLUTE
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        # Positions count from the one after padding's id, and the rows before it belong to none.
+        pad, rows = settings.get("pad_token_id", 1), settings.get("max_position_embeddings", 512)
+        return {"position_offset": pad + 1, "max_positions": rows - pad - 1}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        return {"max_position_embeddings": config.max_positions + config.position_offset}
 
 
-def _read_modern(settings: JsonObject) -> dict[str, Any]:
-    """Layers, windows and angles, as version 5 of transformers or older versions write them.
+class XlmRoberta(Roberta):
+    """Conneau et al. 2019."""
 
-    Raises: InputError if layers have another order, or angles another form.
-    """
-    layers, local = settings.get("num_hidden_layers", 22), settings.get("local_attention", 128)
-    every, types = settings.get("global_attn_every_n_layers", 3), settings.get("layer_types")
-    if types is not None:
-        counts = (every, *range(1, layers + 1)) if len(types) == layers else ()
-        every = next((count for count in counts if types == _types(layers, count)), 0)
-        if not every:
+    prefix = "XLMRoberta"
+
+
+class Camembert(Roberta):
+    """Martin et al. 2019."""
+
+    prefix = "Camembert"
+
+
+_DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
+
+
+class DistilBert(Family):
+    """Sanh et al. 2019: no types and no pooler."""
+
+    prefix, usual, base = "DistilBert", "distilbert", "distilbert"
+    settings = _DISTIL_SETTINGS
+    fixed = _FIXED | {"type_vocab_size": 0, "layer_norm_epsilon": 1e-12}
+    modules = {
+        "encoder/layers/attention/query": _DISTIL + "attention.q_lin",
+        "encoder/layers/attention/key": _DISTIL + "attention.k_lin",
+        "encoder/layers/attention/value": _DISTIL + "attention.v_lin",
+        "encoder/layers/attention/output": _DISTIL + "attention.out_lin",
+        "encoder/layers/attention/norm": _DISTIL + "sa_layer_norm",
+        "encoder/layers/mlp/intermediate": _DISTIL + "ffn.lin1",
+        "encoder/layers/mlp/output": _DISTIL + "ffn.lin2",
+        "encoder/layers/mlp/norm": _DISTIL + "output_layer_norm",
+        "encoder/pooler": "pre_classifier",
+        "mlm/transform": "vocab_transform",
+        "mlm/norm": "vocab_layer_norm",
+        "mlm/output_bias": "vocab_projector.bias",
+    }
+    tied = ("vocab_projector.weight", "")
+    activation = "activation"
+    activations = _EXACT | _TANH | {"relu": "relu"}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        return dict.fromkeys(("seq_classif_dropout", "qa_dropout"), config.hidden_dropout_rate)
+
+
+class Electra(Family):
+    """Clark et al. 2020: tables may be narrower than layers."""
+
+    prefix, usual, base = "Electra", "electra-small", "electra"
+    settings = SETTINGS | {"embedding_size": "embedding_size"}
+    fixed = {name: value for name, value in _FIXED.items() if name != "embedding_size"}
+    modules = {
+        "encoder/pooler": "sequence_summary.summary",
+        "mlm/transform": "generator_predictions.dense",
+        "mlm/norm": "generator_predictions.LayerNorm",
+        "mlm/output_bias": "generator_lm_head.bias",
+    }
+    renamed = {
+        "ForSequenceClassification": {
+            "classifier.dense": "sequence_summary.summary",
+            "classifier.out_proj": "classifier",
+        }
+    }
+    tied = ("generator_lm_head.weight", "")
+    refused = (
+        *_ABSOLUTE,
+        ("summary_type", (None, "first")),
+        ("summary_use_proj", (None, True)),
+        ("summary_activation", (None, "gelu")),
+    )
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        # 0 is our width of the tables where it is that of the layers, and there is no dense layer between.
+        width = settings.get("embedding_size", 128)
+        return {"embedding_size": 0 if width == settings.get("hidden_size", 256) else width}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        return {"embedding_size": config.embedding_width}
+
+
+class ModernBert(Family):
+    """Warner et al. 2024: rotary positions, local layers, norms before blocks."""
+
+    prefix, usual, base = "ModernBert", "modernbert-base", "model"
+    settings = _MODERN_SETTINGS
+    fixed = {
+        "positions": "rotary",
+        "position_offset": 0,
+        "norm": "before",
+        "feed_forward": "gated",
+        "type_vocab_size": 0,
+        "embedding_size": 0,
+    }
+    modules = {
+        "encoder/embeddings/word": "model.embeddings.tok_embeddings",
+        "encoder/embeddings/norm": "model.embeddings.norm",
+        "encoder/layers/attention/query": _MODERN + "attn.Wqkv#0/3",
+        "encoder/layers/attention/key": _MODERN + "attn.Wqkv#1/3",
+        "encoder/layers/attention/value": _MODERN + "attn.Wqkv#2/3",
+        "encoder/layers/attention/output": _MODERN + "attn.Wo",
+        "encoder/layers/attention/norm": _MODERN + "mlp_norm",
+        "encoder/layers/mlp/intermediate": _MODERN + "mlp.Wi#0/2",
+        "encoder/layers/mlp/gate": _MODERN + "mlp.Wi#1/2",
+        "encoder/layers/mlp/output": _MODERN + "mlp.Wo",
+        # The norm before the next layer's attention is the one after this layer, and so is the final one.
+        "encoder/layers/mlp/norm": "model.layers.{next}.attn_norm|model.final_norm",
+        "encoder/pooler": "head.dense",
+        "encoder/pooler/norm": "head.norm",
+        "mlm/transform": "head.dense",
+        "mlm/norm": "head.norm",
+        "mlm/output_bias": "decoder.bias",
+    }
+    renamed = {"ForQuestionAnswering": {"classifier": "qa_outputs"}}
+    tied = ("decoder.weight", "")
+    token_ids = _ENDS | {"cls_token_id": "cls_id", "sep_token_id": "sep_id"}
+    activation = "hidden_activation"
+    refused = (("classifier_activation", (None, "gelu")), ("decoder_bias", (None, True)))
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        """Layers, windows and angles, as version 5 of transformers or older versions write them.
+
+        Raises: InputError if layers have another order, or angles another form.
+        """
+        layers, local = settings.get("num_hidden_layers", 22), settings.get("local_attention", 128)
+        every, types = settings.get("global_attn_every_n_layers", 3), settings.get("layer_types")
+        if types is not None:
+            counts = (every, *range(1, layers + 1)) if len(types) == layers else ()
+            every = next((count for count in counts if types == _types(layers, count)), 0)
+            if not every:
+                raise InputError(
+                    f"layer_types is {shown(types)}; every n-th layer can see all, from the first on"
+                )
+        if local < 2 and min(every, layers) > 1:
             raise InputError(
-                f"layer_types is {shown(types)}; every n-th layer can see all, from the first on"
+                f"local_attention is {local}, so that a token sees itself alone; it can be 2 or more"
             )
-    if local < 2 and min(every, layers) > 1:
-        raise InputError(
-            f"local_attention is {local}, so that a token sees itself alone; it can be 2 or more"
-        )
-    ropes = settings.get("rope_parameters") or {}
-    thetas: dict[str, Any] = {}
-    for ours, kind, older, usual in (
-        ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
-        ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
-    ):
-        rope = ropes.get(kind) or {}
-        form = rope.get("rope_type", rope.get("type", "default"))
-        if form != "default" or settings.get("rope_scaling"):
-            raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")
-        # null was the angle of global layers
-        if ours == "local_rotary_theta" and older in settings:
-            usual = thetas["rotary_theta"]
-        given = (rope.get("rope_theta"), settings.get(older), usual)
-        thetas[ours] = next(theta for theta in given if theta is not None)
-    for name in ("attention_bias", "classifier_bias"):
-        if bool(settings.get(name, False)) != bool(settings.get("mlp_bias", False)):
-            raise InputError(f"{name} is not mlp_bias; it can be the same for all dense layers")
-    return thetas | {"window": local // 2, "global_every": every}
+        ropes = settings.get("rope_parameters") or {}
+        thetas: dict[str, Any] = {}
+        for ours, kind, older, usual in (
+            ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
+            ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
+        ):
+            rope = ropes.get(kind) or {}
+            form = rope.get("rope_type", rope.get("type", "default"))
+            if form != "default" or settings.get("rope_scaling"):
+                raise InputError(
+                    f"rope_parameters has the rope_type {shown(form)}; it can be default"
+                )
+            # null was the angle of global layers
+            if ours == "local_rotary_theta" and older in settings:
+                usual = thetas["rotary_theta"]
+            given = (rope.get("rope_theta"), settings.get(older), usual)
+            thetas[ours] = next(theta for theta in given if theta is not None)
+        for name in ("attention_bias", "classifier_bias"):
+            if bool(settings.get(name, False)) != bool(settings.get("mlp_bias", False)):
+                raise InputError(f"{name} is not mlp_bias; it can be the same for all dense layers")
+        return thetas | {"window": local // 2, "global_every": every}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        thetas = {
+            "full_attention": config.rotary_theta,
+            "sliding_attention": config.local_rotary_theta,
+        }
+        every = config.global_every if config.window else 1
+        return {
+            "embedding_dropout": config.hidden_dropout_rate,
+            "attention_bias": config.dense_bias,
+            "classifier_bias": config.dense_bias,
+            "classifier_activation": "gelu",
+            "decoder_bias": True,
+            "local_attention": 2 * config.window,
+            "global_attn_every_n_layers": every,
+            "layer_types": _types(config.num_layers, every),
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta}
+                for kind, theta in thetas.items()
+            },
+            "global_rope_theta": config.rotary_theta,  # this and the next for older versions
+            "local_rope_theta": config.local_rotary_theta,
+        }
 
 
 def _types(layers: int, every: int) -> list[str]:
@@ -221,151 +394,14 @@ def _types(layers: int, every: int) -> list[str]:
     return ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
 
 
-def _write_modern(config: ModelConfig) -> JsonObject:
-    thetas = {"full_attention": config.rotary_theta, "sliding_attention": config.local_rotary_theta}
-    every = config.global_every if config.window else 1
-    return {
-        "embedding_dropout": config.hidden_dropout_rate,
-        "attention_bias": config.dense_bias,
-        "classifier_bias": config.dense_bias,
-        "classifier_activation": "gelu",
-        "decoder_bias": True,
-        "local_attention": 2 * config.window,
-        "global_attn_every_n_layers": every,
-        "layer_types": _types(config.num_layers, every),
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
-        },
-        "global_rope_theta": config.rotary_theta,  # this and the next for older versions
-        "local_rope_theta": config.local_rotary_theta,
-    }
-
-
-_ROBERTA = Family(
-    "Roberta",
-    base="roberta",
-    fixed={name: value for name, value in _FIXED.items() if name != "position_offset"},
-    modules={
-        "mlm/transform": "lm_head.dense",
-        "mlm/norm": "lm_head.layer_norm",
-        "mlm/output_bias": "lm_head.bias",
-    },
-    renamed={
-        "ForSequenceClassification": {
-            "classifier.dense": "roberta.pooler.dense",
-            "classifier.out_proj": "classifier",
-        }
-    },
-    tied=("lm_head.decoder.weight", "lm_head.decoder.bias"),
-    token_ids=_ENDS,
-    refused=(("position_embedding_type", (None, "absolute")),),
-    read=_read_offset,
-    write=lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
-)
-_DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
-
 FAMILIES: dict[str, Family] = {
-    "bert": Family(
-        activations=_EXACT | _TANH, refused=(("position_embedding_type", (None, "absolute")),)
-    ),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA._replace(prefix="XLMRoberta"),
-    "camembert": _ROBERTA._replace(prefix="Camembert"),
-    "distilbert": Family(
-        "DistilBert",
-        "distilbert",
-        base="distilbert",
-        settings=_DISTIL_SETTINGS,
-        fixed=_FIXED | {"type_vocab_size": 0, "layer_norm_epsilon": 1e-12},
-        modules={
-            "encoder/layers/attention/query": _DISTIL + "attention.q_lin",
-            "encoder/layers/attention/key": _DISTIL + "attention.k_lin",
-            "encoder/layers/attention/value": _DISTIL + "attention.v_lin",
-            "encoder/layers/attention/output": _DISTIL + "attention.out_lin",
-            "encoder/layers/attention/norm": _DISTIL + "sa_layer_norm",
-            "encoder/layers/mlp/intermediate": _DISTIL + "ffn.lin1",
-            "encoder/layers/mlp/output": _DISTIL + "ffn.lin2",
-            "encoder/layers/mlp/norm": _DISTIL + "output_layer_norm",
-            "encoder/pooler": "pre_classifier",
-            "mlm/transform": "vocab_transform",
-            "mlm/norm": "vocab_layer_norm",
-            "mlm/output_bias": "vocab_projector.bias",
-        },
-        tied=("vocab_projector.weight", ""),
-        activation="activation",
-        activations=_EXACT | _TANH | {"relu": "relu"},
-        write=lambda config: dict.fromkeys(
-            ("seq_classif_dropout", "qa_dropout"), config.hidden_dropout_rate
-        ),
-    ),
-    "electra": Family(
-        "Electra",
-        "electra-small",
-        base="electra",
-        settings=SETTINGS | {"embedding_size": "embedding_size"},
-        fixed={name: value for name, value in _FIXED.items() if name != "embedding_size"},
-        modules={
-            "encoder/pooler": "sequence_summary.summary",
-            "mlm/transform": "generator_predictions.dense",
-            "mlm/norm": "generator_predictions.LayerNorm",
-            "mlm/output_bias": "generator_lm_head.bias",
-        },
-        renamed={
-            "ForSequenceClassification": {
-                "classifier.dense": "sequence_summary.summary",
-                "classifier.out_proj": "classifier",
-            }
-        },
-        tied=("generator_lm_head.weight", ""),
-        refused=(
-            ("position_embedding_type", (None, "absolute")),
-            ("summary_type", (None, "first")),
-            ("summary_use_proj", (None, True)),
-            ("summary_activation", (None, "gelu")),
-        ),
-        read=_read_width,
-        write=lambda config: {"embedding_size": config.embedding_width},
-    ),
-    "modernbert": Family(
-        "ModernBert",
-        "modernbert-base",
-        base="model",
-        settings=_MODERN_SETTINGS,
-        fixed={
-            "positions": "rotary",
-            "position_offset": 0,
-            "norm": "before",
-            "feed_forward": "gated",
-            "type_vocab_size": 0,
-            "embedding_size": 0,
-        },
-        modules={
-            "encoder/embeddings/word": "model.embeddings.tok_embeddings",
-            "encoder/embeddings/norm": "model.embeddings.norm",
-            "encoder/layers/attention/query": _MODERN + "attn.Wqkv#0/3",
-            "encoder/layers/attention/key": _MODERN + "attn.Wqkv#1/3",
-            "encoder/layers/attention/value": _MODERN + "attn.Wqkv#2/3",
-            "encoder/layers/attention/output": _MODERN + "attn.Wo",
-            "encoder/layers/attention/norm": _MODERN + "mlp_norm",
-            "encoder/layers/mlp/intermediate": _MODERN + "mlp.Wi#0/2",
-            "encoder/layers/mlp/gate": _MODERN + "mlp.Wi#1/2",
-            "encoder/layers/mlp/output": _MODERN + "mlp.Wo",
-            # The norm before the next layer's attention is the one after this layer, and so is the final one.
-            "encoder/layers/mlp/norm": "model.layers.{next}.attn_norm|model.final_norm",
-            "encoder/pooler": "head.dense",
-            "encoder/pooler/norm": "head.norm",
-            "mlm/transform": "head.dense",
-            "mlm/norm": "head.norm",
-            "mlm/output_bias": "decoder.bias",
-        },
-        renamed={"ForQuestionAnswering": {"classifier": "qa_outputs"}},
-        tied=("decoder.weight", ""),
-        token_ids=_ENDS | {"cls_token_id": "cls_id", "sep_token_id": "sep_id"},
-        activation="hidden_activation",
-        refused=(("classifier_activation", (None, "gelu")), ("decoder_bias", (None, True))),
-        read=_read_modern,
-        write=_write_modern,
-    ),
+    "bert": Bert(),
+    "roberta": Roberta(),
+    "xlm-roberta": XlmRoberta(),
+    "camembert": Camembert(),
+    "distilbert": DistilBert(),
+    "electra": Electra(),
+    "modernbert": ModernBert(),
 }
 
 # The classes that each family has; BERT's have more.

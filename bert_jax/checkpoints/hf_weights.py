@@ -50,13 +50,16 @@ def open_weights(
                 tensor: tuple(stream.get_slice(tensor).get_shape())
                 for tensor, stream in homes.items()
             }
-            read: Callable[[str], np.ndarray] = lambda tensor: _read(homes[tensor], tensor, name)  # noqa: E731
+
+            def read(tensor: str) -> np.ndarray:
+                return _read(homes[tensor], tensor, name)
         else:
             name, arrays = _load_pickles(folder)
-            shapes, read = (
-                {key: tuple(array.shape) for key, array in arrays.items()},
-                arrays.__getitem__,
-            )
+            shapes = {key: tuple(array.shape) for key, array in arrays.items()}
+
+            def read(tensor: str) -> np.ndarray:
+                return arrays[tensor]
+
         table = {row.ours: row.hf for row in table_of(family)}
         words = table["encoder/embeddings/word/embedding"]
         prefix = find_prefix(

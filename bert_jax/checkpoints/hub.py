@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import InputError, one_line
+from bert_jax.errors import InputError, one_line, package_needed
 
 _FIXES = {  # by the status with which the hub refuses
     401: "log in again: hf auth login",
@@ -31,12 +31,8 @@ def parse_url(url: str, revision: str = "") -> tuple[str, str]:
 
 def import_hub(url: str) -> Any:
     """Returns huggingface_hub. Raises: InputError if it is not installed."""
-    try:
+    with package_needed("huggingface_hub", url, "'bert_jax[hub]'"):
         import huggingface_hub.errors
-    except ImportError:
-        raise InputError(
-            f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or give a directory"
-        ) from None
     return huggingface_hub
 
 

@@ -167,7 +167,12 @@ def _training(records: Records) -> Rows:
         )
         rows["objective"] = f"masked language model{pairs}"
     rows |= _pick(run, _RUN)
-    rows["started from"] = _name_of(str(run.get("init_checkpoint", "")))
+    # A card is published: of a path it says the last part alone, of a model on the hub its name.
+    start = str(run.get("init_checkpoint", ""))
+    prefix = "random:" if start.startswith("random:") else ""
+    start = start.removeprefix(prefix).rstrip("/")
+    name = start.partition("?")[0] if is_hub(start) else start.rpartition("/")[2]
+    rows["started from"] = prefix + name
     return rows | {f"{name} so far": count for name, count in records.trained.items()}
 
 
@@ -180,13 +185,6 @@ def _listed(names: object) -> str:
     """Returns the first names of a list, and how many more there are; "" if it is none."""
     texts = list(map(str, names)) if isinstance(names, Sequence) and names != "nothing" else []
     return ", ".join(texts[:20]) + (f" and {len(texts) - 20} more" if texts[20:] else "")
-
-
-def _name_of(path: str) -> str:
-    """Returns what a published card may say of a path: the last part, or all of the name of a model on the hub."""
-    prefix = "random:" if path.startswith("random:") else ""
-    path = path.removeprefix(prefix).rstrip("/")
-    return prefix + (path.partition("?")[0] if is_hub(path) else path.rpartition("/")[2])
 
 
 def _table(title: str, rows: Mapping[str, object]) -> Iterable[str]:

@@ -38,6 +38,7 @@ def delete(path: Place) -> None:
         return
     doomed = path.with_name(f".{path.name}{DELETED}")
     shutil.rmtree(doomed, ignore_errors=True)
+    # One step, after which no reader finds a half of it.
     path.rename(doomed)
     shutil.rmtree(doomed)
 
@@ -57,6 +58,7 @@ def set_aside(path: Place) -> None:
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
+    # a renamed directory keeps the time of its last change, by which the newest are told below
     os.utime(aside)
     by_age = sorted(aside.parent.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)
     for entry in by_age[:-KEPT_DAMAGED]:

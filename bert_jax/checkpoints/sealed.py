@@ -59,8 +59,15 @@ def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
 
     Raises: InputError if there is no file, because something else has moved or deleted the directory.
     """
+    files: dict[str, Checksums] = {}
     if isinstance(directory, RemotePath):
-        files = _objects(directory, below)
+        for name, sums in directory.listing().items():
+            if name == SEAL or not name.startswith(below):
+                continue
+            if "crc32c" not in sums:  # the store has none
+                sha256 = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+                sums = {"bytes": sums["bytes"], "sha256": sha256}
+            files[name] = sums
     else:
         files = {
             str(path.relative_to(directory)): {
@@ -114,21 +121,10 @@ def state_place(directory: Place, sealed: JsonObject) -> Place:
 
 def _digest_of(content: Mapping[str, object]) -> str:
     """Returns the sha256 of the content of a seal, without its digest, as JSON gives it back."""
+    # Through JSON and back: a tuple becomes a list there, and a key a text, as when the seal is
+    # read again.
     text = json.dumps({name: value for name, value in content.items() if name != "digest"})
     return hashlib.sha256(json.dumps(json.loads(text), sort_keys=True).encode()).hexdigest()
-
-
-def _objects(directory: RemotePath, below: str) -> dict[str, Checksums]:
-    """Returns the objects below a prefix with the store's CRC-32C, for a seal; a sha256 where the store has none."""
-    objects: dict[str, Checksums] = {}
-    for name, about in directory.listing().items():
-        if name == SEAL or not name.startswith(below):
-            continue
-        if "crc32c" not in about:
-            sha256 = hashlib.sha256((directory / name).read_bytes()).hexdigest()
-            about = {"bytes": about["bytes"], "sha256": sha256}
-        objects[name] = about
-    return objects
 
 
 def find_damage(directory: Place) -> str | None:
@@ -169,15 +165,15 @@ def _digest(path: Path) -> str:
     return digest
 
 
-# Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
-_DIGESTS: dict[str, Callable[[Path], str]] = {"sha256": _digest, "crc32c": crc32c_of}
-
-
 def _file_sums(path: Path, expected: Checksums) -> Checksums:
     """Returns the size of a local file, and if that is the expected one the checksums that are expected."""
     actual: Checksums = {"bytes": path.stat().st_size}
-    if actual == {"bytes": expected["bytes"]}:
-        actual |= {kind: _DIGESTS[kind](path) for kind in expected.keys() & _DIGESTS.keys()}
+    if actual["bytes"] != expected["bytes"]:
+        return actual
+    if "sha256" in expected:
+        actual["sha256"] = _digest(path)
+    if "crc32c" in expected:  # of a checkpoint that was copied from a bucket
+        actual["crc32c"] = crc32c_of(path)
     return actual
 
 
@@ -232,6 +228,7 @@ def read_newest(directory: Place, read: Callable[[Place], Read]) -> tuple[Read, 
         try:
             result = read(path)
         except Exception:  # Orbax has many errors for a file that is gone
+            # It is still there, so the error is not of its deletion.
             if (path / SEAL).exists() or attempt == _ATTEMPTS - 1:
                 raise
             continue

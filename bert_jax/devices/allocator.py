@@ -29,7 +29,15 @@ def reuse_freed_memory() -> bool:
     It changes nothing on systems other than Linux with glibc, on machines with an accelerator that JAX may use, and
     where environment variables configure the allocator.
     """
-    if sys.platform != "linux" or not _computes_on_cpu() or _is_chosen():
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if not platforms and any(Path(device).exists() for device in _ACCELERATORS):
+        return False
+    if sys.platform != "linux" or platforms not in ("", "cpu"):
+        return False
+    # Somebody has chosen an allocator, or its options.
+    if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in os.environ):
+        return False
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     libc = ctypes.CDLL(None)
     # since glibc 2.33
@@ -126,21 +134,3 @@ def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         libc.madvise(start, (block + size - start) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE)
         libc.free(block)
-
-
-def _computes_on_cpu() -> bool:
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    return (
-        platforms == "cpu"
-        if platforms
-        else not any(Path(device).exists() for device in _ACCELERATORS)
-    )
-
-
-def _is_chosen() -> bool:
-    chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    return (
-        chosen
-        or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-        or "LD_PRELOAD" in os.environ
-    )

@@ -162,6 +162,7 @@ def one_fate() -> Iterator[None]:
         job.exchange("ready")
         _connect()
         yield
+        # The first process holds the store: if it ended while others work, JAX would abort them.
         job.exchange("done")
         members.close()
     except BaseException as error:

@@ -95,6 +95,7 @@ class Job:
                 value = action()
             except (InputError, OSError) as error:
                 failure = error
+        # A failure is broadcast as well, or the others would wait for a value that does not come.
         failed, value = json.loads(
             self.broadcast_text(what, json.dumps([failure is not None, value]))
         )
@@ -239,6 +240,7 @@ class Several(Job):
         if self.index in speakers:
             self.members.set(f"{key}/{self.index}", value)
         if len(values := self.members.get(key)) < len(speakers):
+            # so that a process which waits for this one sees that both wait for each other
             self.members.set(f"waits/{self.index}", f"{self._times[topic]} {topic}")
         worked = looked = time.monotonic()  # when the others last worked
         while len(values := self.members.get(key)) < len(speakers):
@@ -309,6 +311,7 @@ def open_job(lost_seconds: float, agree_seconds: float = AGREE_SECONDS) -> Sever
         from jax._src.distributed import global_state as state
     except ImportError:
         return None
+    # Threads of a run may ask at once, and each job watches the others with threads of its own.
     with _making:
         if _job is None and state.client is not None and state.num_processes > 1:
             _job = Several(

@@ -148,6 +148,7 @@ class Members:
         if not failed:
             return None
         number = min(failed)
+        # by number, and not by time: no two clocks agree, and all processes shall name the same one
         status, _, line = failed[number].partition(" ")
         if int(status) == LostProcessError.STATUS:
             return LostProcessError(line)  # it names the process that is lost
@@ -221,6 +222,7 @@ class Members:
                 failed_since = failed_since or now
                 if now - failed_since > _GRACE_SECONDS and not self._failed_at:
                     self._leave_last(failure.STATUS, str(failure))
+            # A process that has failed falls silent too. Its own words say more.
             for number, silence in silences.items() if not failure and not self._failed_at else ():
                 if silence > self.lost_seconds:
                     line = str(self.lost(number, silence))

@@ -46,6 +46,8 @@ class Preemption:
         if self._interrupts:
             # Ctrl-C has ended the reader too, as in `train.py 2>&1 | tee log`
             with contextlib.suppress(OSError):
+                # Not print: the signal may have interrupted one, and a stream cannot be entered
+                # twice.
                 os.write(
                     2,
                     b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n",

@@ -200,6 +200,8 @@ def gathered(mesh: Mesh, params: PyTree) -> PyTree:
     )
     if not any("data" in spec for spec in specs):
         return params
+    # `_same` has a name at the module, so that JAX compiles it once for each tree, and not at each
+    # call.
     return jax.jit(_same, out_shardings=tree_shardings(mesh, params))(params)
 
 
@@ -223,6 +225,7 @@ def _divided_over_data(
     ]
     if not free or devices == 1:
         return spec
+    # The largest, so that each device has long runs of memory to send.
     chosen = max(free, key=lambda dim: (dim != len(shape) - 1, shape[dim]))
     return (*spec[:chosen], "data", *spec[chosen + 1 :])
 

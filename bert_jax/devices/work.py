@@ -71,6 +71,7 @@ def beat() -> None:
     stack = _stacks.get(threading.get_ident())
     if stack and stack[-1].by_jax:
         stack.pop()
+    # A thread without an entry is one of JAX's, whose events tell of no work in particular.
     for entry in stack[-1:] if stack else _innermost():
         entry.beaten = time.monotonic()
 

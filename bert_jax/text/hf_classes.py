@@ -294,6 +294,8 @@ def _added_tokens(
         content = token["content"]
         if not isinstance(content, str):
             raise TypeError
+        # A token that the vocabulary has keeps its id; any other gets the next one, so the order of
+        # these calls is part of what transformers computes.
         given = added[content]["id"] if content in added else known.get(content, size)
         if index is not None and given != index:
             ids = f"the id {index}, and transformers gives it {given}"
@@ -307,6 +309,7 @@ def _added_tokens(
             **{flag: bool(token.get(flag)) for flag in _FLAGS},
         }
 
+    # first those with ids, by these: transformers does so, whatever their order in the file
     for index in sorted(written):
         add(written[index], index)
     named = [settings.get(f"{role}_token") for role in _NAMED]

@@ -70,7 +70,16 @@ def load_hf_tokenizer(
         described, (backend, settings) = files.where / VOCAB, made
     if backend is not None and not (is_plain(backend, described) and kind in CLASSES):
         return _described(described, backend, settings, lowercase, strip_accents), notes
-    _check_settings(kind, files)
+    if kind not in CLASSES:
+        raise InputError(
+            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {_WRITE}"
+        )
+    for name, value in (("do_basic_tokenize", True), ("never_split", None)):
+        given = files.settings.get(name)
+        if given not in (None, value, []):
+            raise InputError(
+                f"{files.where / SETTINGS}: {name} is {shown(given)}, BERT's is {shown(value)}; {OTHER}"
+            )
     if backend is None and len(files.contents) != 1:
         names = " and ".join(files.contents) or "no vocab.txt and no tokenizer.json"
         raise InputError(f"{files.where} has {names}; give one that you mean, or {_WRITE}")
@@ -265,20 +274,6 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
         ],
         "post_processor": make_rows("[CLS]", "[SEP]", parts["model"]["vocab"]),
     }
-
-
-def _check_settings(kind: str, files: TokenizerFiles) -> None:
-    """Raises: InputError if the settings describe a tokenizer that is not BERT's WordPiece."""
-    if kind not in CLASSES:
-        raise InputError(
-            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {_WRITE}"
-        )
-    for name, value in (("do_basic_tokenize", True), ("never_split", None)):
-        given = files.settings.get(name)
-        if given not in (None, value, []):
-            raise InputError(
-                f"{files.where / SETTINGS}: {name} is {shown(given)}, BERT's is {shown(value)}; {OTHER}"
-            )
 
 
 def _check_same(vocab: Sequence[str], ids: Mapping[str, int], directory: Path) -> None:

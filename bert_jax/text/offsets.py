@@ -132,6 +132,7 @@ def to_code_points(text: str, spans: np.ndarray) -> np.ndarray:
     """Converts spans in bytes of UTF-8 to int32 spans in code points; a part of a character counts as all of it."""
     if text.isascii():
         return spans.astype(np.int32)
+    # all bytes but those that continue a character
     leads = (np.frombuffer(text.encode("utf-8"), np.uint8) & 0xC0) != 0x80
     begun = np.concatenate([[0], np.cumsum(leads)])  # characters that begin before each byte
     starts = begun[np.minimum(spans[:, 0] + 1, len(leads))] - 1

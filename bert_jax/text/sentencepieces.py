@@ -278,6 +278,8 @@ class LineSample:
 
     def add(self, line: str) -> None:
         """Takes a line into account."""
+        # The lines with the largest random numbers stay, whatever comes later: that is a uniform
+        # sample of what was seen, and nobody has to know how much text there is.
         heapq.heappush(self._heap, (self._rng.random(), self.num_lines, line))
         self.num_lines += 1
         self._bytes += _cost(line)

@@ -251,6 +251,7 @@ class _PieceLearner:
             if count == -negative_count and count >= MIN_COUNT:
                 self._join(pair)
                 return True
+            # It has lost some of its places to other pairs since it was pushed.
             if MIN_COUNT <= count < -negative_count:
                 heapq.heappush(self._heap, (-count, pair))
         return False

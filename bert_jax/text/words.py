@@ -50,6 +50,7 @@ def find_words(lines: bytes) -> Words:
     r"""Returns the words of lines separated by "\n", as `str.split` finds them."""
     raw = b"\n" + lines + b"\n" + bytes(_KEY_BYTES)
     data = np.frombuffer(raw, np.uint8)[:-_KEY_BYTES]
+    # Unsigned: what is below 9 or 28 wraps around and is large, so one comparison does for a range.
     blank = (data == ord(" ")) | (data - np.uint8(9) <= 13 - 9) | (data - np.uint8(28) <= 31 - 28)
     if not lines.isascii():
         leads = np.flatnonzero(data >= 128)
@@ -84,6 +85,8 @@ class WordNumbers:
         """Returns the numbers of words [W], and the indices [N] of new ones, in the order of their numbers."""
         lengths = words.stops - words.starts
         num_places = len(words.raw) - 7
+        # Eight bytes from every byte on, as numbers, without a copy: items of a view that overlap,
+        # one byte apart.
         first, second = (
             np.ndarray(num_places - skipped, "<u8", words.raw, skipped, (1,))[words.starts]
             & masks.take(np.minimum(lengths, _KEY_BYTES))
@@ -147,6 +150,8 @@ class WordNumbers:
         """Returns the first slot to look at."""
         mixed = (first ^ (second * np.uint64(0xC2B2AE3D27D4EB4F))) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+        # The upper bits of a product depend on all bits of its factors, the lower ones on the lower
+        # alone.
         return (mixed >> np.uint64(65 - len(self._slots).bit_length())).astype(np.int64)
 
     def _make_room(self, num_words: int) -> None:
@@ -222,6 +227,7 @@ class BatchEncoder:
             lines = "\n".join(text.replace("\n", " ") for text in texts)
         words = find_words(_to_bytes(without_control_blanks(lines)))
         with self._lock:
+            # All at once: the numbers of one table are places in another.
             if (
                 max(self._raw.count, self._normal.count, len(self._raw_ids.ids) // 4)
                 > _CACHED_WORDS

@@ -14,7 +14,6 @@ from bert_jax.devices.sharding import is_data_alone, path_name
 from bert_jax.model.keys import rows_numbered
 
 _Rest = TypeVar("_Rest")
-_Tree = TypeVar("_Tree")
 _NARROW = ("kernel", "embedding")  # the parameters whose gradients `model.gradient_dtype` is about
 
 
@@ -40,7 +39,19 @@ def sum_over_microbatches(
     """
 
     def local(params: PyTree, batch: Batch, *shared: PyTree) -> tuple[_Rest, PyTree]:
-        return _scan(lambda piece: function(params, piece, *shared), batch, count)
+        if count == 1:
+            return function(params, batch, *shared)
+
+        def add(total: PyTree, piece: tuple[Batch, jax.Array]) -> tuple[PyTree, None]:
+            rows, index = piece
+            with rows_numbered(index, count):
+                return jax.tree.map(jnp.add, total, function(params, rows, *shared)), None
+
+        pieces = microbatches_of(batch, count)
+        first = jax.tree.map(lambda leaf: leaf[0], pieces)
+        shapes = jax.eval_shape(lambda rows: function(params, rows, *shared), first)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not is_data_alone(mesh.shape):
@@ -88,22 +99,6 @@ def _own_part(array: jax.Array, axis: int) -> jax.Array:
     parts = jnp.pad(parts, [(0, missing if dim == axis + 1 else 0) for dim in range(parts.ndim)])
     summed = jax.lax.psum_scatter(parts, "data", scatter_dimension=axis)
     return jax.lax.slice_in_dim(summed, 0, size, axis=axis)
-
-
-def _scan(function: Callable[[Batch], _Tree], batch: Batch, count: int) -> _Tree:
-    """Returns the sum of function(microbatch), one after the other."""
-    if count == 1:
-        return function(batch)
-    pieces = microbatches_of(batch, count)
-
-    def add(total: _Tree, piece: tuple[Batch, jax.Array]) -> tuple[_Tree, None]:
-        rows, index = piece
-        with rows_numbered(index, count):
-            return jax.tree.map(jnp.add, total, function(rows)), None
-
-    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], pieces))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]
 
 
 def microbatches_of(batch: Batch, count: int) -> Batch:

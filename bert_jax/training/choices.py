@@ -64,11 +64,7 @@ def as_begun(config: Config, workdir: Place) -> Config:
             return {}
         return read_identity(workdir, type(config))["run"]
 
-    return _with_choices(config, this_job().first_does(f"read {workdir / 'config.json'}", read))
-
-
-def _with_choices(config: Config, before: Mapping[str, Any]) -> Config:
-    """Returns the settings, those that are open as they were before."""
+    before = this_job().first_does(f"read {workdir / 'config.json'}", read)
     for section, name, is_open in _OPEN:
         values = getattr(config, section)
         if getattr(values, name) == is_open and name in before.get(section, {}):

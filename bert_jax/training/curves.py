@@ -12,7 +12,6 @@ from bert_jax.training.shown import BASELINES, describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.ticker import MaxNLocator
 
 
 def draw_curves(
@@ -86,6 +85,8 @@ def _series(records: list[MetricsRecord]) -> _Series:
 
 def _draw_panel(axes: "Axes", series: _Series, name: str, title: str, scale: float) -> None:
     """Draws one metric: training as a thin line, held-out scores as a line with points, the baseline dashed."""
+    from matplotlib.ticker import MaxNLocator
+
     for kind, (label, color) in _KINDS.items():
         if (kind, name) in series:
             steps, values = series[kind, name]
@@ -110,7 +111,7 @@ def _draw_panel(axes: "Axes", series: _Series, name: str, title: str, scale: flo
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
     axes.tick_params(labelsize=8, color="#999999")
-    axes.xaxis.set_major_locator(_whole_steps())
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("step", fontsize=8)
     if name == "learning_rate":
         axes.yaxis.set_major_formatter("{x:g}")
@@ -118,12 +119,6 @@ def _draw_panel(axes: "Axes", series: _Series, name: str, title: str, scale: flo
         axes.legend(fontsize=8, frameon=False)
     else:
         axes.set_ylim(bottom=0)
-
-
-def _whole_steps() -> "MaxNLocator":
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=6, integer=True)
 
 
 def _final_scores(series: _Series, names: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
@@ -22,24 +21,20 @@ from bert_jax.training.memory import describe_memory
 from bert_jax.training.step import TrainState
 
 
-def make_throughput(
-    model: ModelConfig, mesh: Mesh
-) -> Callable[[dict[str, float], float], dict[str, float]]:
-    """Returns (summed counts, seconds) -> sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known."""
+def throughput(
+    model: ModelConfig, mesh: Mesh, sums: dict[str, float], seconds: float
+) -> dict[str, float]:
+    """Returns sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known, of steps with these counts."""
     peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
-
-    def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
-        work = flops.train_flops(
-            model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
-        )
-        values = {
-            "sequences_per_second": sums["sequences"] / seconds,
-            "tokens_per_second": sums["tokens"] / seconds,
-            "flops_per_second": work / seconds,
-        }
-        return values | ({"mfu": work / seconds / peak} if peak else {})
-
-    return rates
+    work = flops.train_flops(
+        model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
+    )
+    values = {
+        "sequences_per_second": sums["sequences"] / seconds,
+        "tokens_per_second": sums["tokens"] / seconds,
+        "flops_per_second": work / seconds,
+    }
+    return values | ({"mfu": work / seconds / peak} if peak else {})
 
 
 def describe_model(model: ModelConfig, params: Params) -> str:

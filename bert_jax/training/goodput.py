@@ -126,19 +126,18 @@ def carried(records: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any] |
     Records that lack a number are passed over. The steps that were recorded after `step` count as lost. It may be
     applied to its own result.
     """
-    complete = [record for record in records if record["kind"] == KIND and _is_whole(record)]
+    complete = []
+    for record in records:
+        numbers = [value for name, value in record.items() if name != "kind"]
+        has_all = {"time", "wall", "steps", "lost", "attempts"} <= record.keys()
+        if record["kind"] == KIND and has_all and all(map(math.isfinite, numbers)):
+            complete.append(record)
     if not complete:
         return None
     last = complete[-1]
     useful = [record["steps"] for record in complete if record["step"] <= step]
     lost = max(0.0, last["steps"] - (useful[-1] if useful else 0.0))
     return {**last, "step": step, "steps": last["steps"] - lost, "lost": last["lost"] + lost}
-
-
-def _is_whole(record: Mapping[str, Any]) -> bool:
-    needed = ("time", "wall", "steps", "lost", "attempts")
-    numbers = [value for name, value in record.items() if name != "kind"]
-    return all(name in record for name in needed) and all(map(math.isfinite, numbers))
 
 
 def describe(record: Mapping[str, float]) -> str:

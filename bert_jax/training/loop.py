@@ -4,6 +4,7 @@
 `train_loop` takes steps. After each, `due` decides whether to evaluate, to save, or to keep a revision.
 """
 
+import abc
 import contextlib
 import math
 from collections import deque
@@ -35,18 +36,26 @@ from bert_jax.training.window import COUNTS, SEEN, Window
 MAX_IN_FLIGHT = 3
 
 
-class Work(NamedTuple):
-    """The functions and data that the loop calls."""
+class Work(abc.ABC):
+    """What the loop takes its steps with, and what it does with their results."""
 
     mesh: Mesh
     train_step: TrainStep
     batches: Iterator[Batch]  # from the step of the state on
     evaluation: Evaluation | None
-    throughput: Callable[[dict[str, float], float], dict[str, float]]  # of (summed counts, seconds)
-    # of (step, parameters, counts seen)
-    keep_revision: Callable[[int, Params, dict[str, int] | None], None]
-    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
     phase: int = 0  # the number of the phase; 0 if there is one only
+
+    @abc.abstractmethod
+    def throughput(self, counts: dict[str, float], seconds: float) -> dict[str, float]:
+        """Returns the rates at which steps were taken, given their summed counts."""
+
+    @abc.abstractmethod
+    def keep_revision(self, step: int, params: Params, seen: dict[str, int] | None) -> None:
+        """Keeps the parameters after a step for good, with the counts of what they have seen."""
+
+    def rank(self, metrics: dict[str, float]) -> float:
+        """Returns the rank of an evaluation; lower is better."""
+        return metrics["loss"]
 
 
 class LoopResult(NamedTuple):
@@ -240,6 +249,7 @@ class _Loop:
             batch, waited = self.progress.window.next_batch(batches, last)
             self.run.clock.move("data", waited)
             call.append(batch)
+        # A program takes batches of one shape; others are taken one by one, with the same result.
         for part in [call] if len(set(map(_shapes, call))) == 1 else [[batch] for batch in call]:
             self.dispatch(part)
 
@@ -288,6 +298,8 @@ class _Loop:
             self.save(None)
         with self.run.clock.phase("saving"):
             self.run.checkpoints.wait()
+        # A signal in the last step of this phase would otherwise be heard only after the next one
+        # is opened.
         if not self.pace.final and not received:
             received = self.run.preemption.received()
         return LoopResult(

@@ -251,5 +251,9 @@ def make_optimizer(
     )
 
 
-apply_updates: Callable[[PyTree, PyTree], PyTree] = optax.apply_updates  # pyright: ignore[reportAssignmentType]
+def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
+    """Returns the parameters after an update."""
+    return optax.apply_updates(params, updates)
+
+
 global_norm = optax.tree.norm  # the square root of the sum of all squares

@@ -242,7 +242,8 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
         else:
             records.append(
                 {
-                    name: value if name == "kind" else _from_json(value)
+                    # "nan" and the like
+                    name: float(value) if isinstance(value, str) and name != "kind" else value
                     for name, value in record.items()
                 }
             )
@@ -274,7 +275,3 @@ def _drop_after(path: Path, step: int) -> tuple[list[MetricsRecord], MetricsReco
 def _to_json(value: float | str) -> float | str:
     """Returns a value for strict JSON: NaN and infinities become "nan", "inf" and "-inf", which float() reads."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_json(value: float | str) -> float:
-    return float(value) if isinstance(value, str) else value

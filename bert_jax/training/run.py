@@ -136,6 +136,8 @@ def open_run(
         stack.enter_context(Watchdog(config.train.hang_seconds))
         # and the work after the training loop
         stack.enter_context(work.under_way("start", state_bytes(abstract)))
+        # All checks before the lock and before the first write: a command that is refused leaves
+        # nothing, and takes nobody's directory.
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **training.same}
         this_job().check_same(everywhere)

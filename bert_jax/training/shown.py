@@ -17,36 +17,18 @@ def describe(metrics: Mapping[str, float]) -> str:
             or (name == "flops_per_second" and "mfu" in metrics)
         ):
             continue
-        label, show = _SHOWN.get(name, (name.replace("_", " "), _plain))
-        part = f"{label} {show(value)}" if label else show(value)
-        baseline = next(
-            (baseline for baseline, of in BASELINES.items() if of == name and baseline in metrics),
-            None,
-        )
-        parts.append(part + (f" (baseline {show(metrics[baseline])})" if baseline else ""))
+        if name in _UNITS:
+            sizes = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+            prefix, size = next((each for each in sizes if value >= each[1]), ("", 1.0))
+            parts.append(f"{value / size:.3g} {prefix}{_UNITS[name]}")
+            continue
+        label, form = _SHOWN.get(name, (name.replace("_", " "), "{:.4g}"))
+        part = f"{label} {form.format(value)}"
+        for baseline, of in BASELINES.items():
+            if of == name and baseline in metrics:
+                part += f" (baseline {form.format(metrics[baseline])})"
+        parts.append(part)
     return "  ".join(parts)
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
-def _quantity(unit: str) -> Callable[[float], str]:
-    def show(value: float) -> str:
-        for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-            if value >= size:
-                return f"{value / size:.3g} {prefix}{unit}"
-        return f"{value:.3g} {unit}"
-
-    return show
 
 
 def duration(seconds: float) -> str:
@@ -56,21 +38,24 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
-    "loss": ("loss", _loss),
-    "mlm_loss": ("mlm", _loss),
-    "mlm_accuracy": ("mlm acc", _percent),
-    "clm_loss": ("clm", _loss),
-    "clm_accuracy": ("clm acc", _percent),
-    "nsp_loss": ("nsp", _loss),
-    "nsp_accuracy": ("nsp acc", _percent),
-    "grad_norm": ("grad", _plain),
-    "learning_rate": ("lr", "{:.2e}".format),
-    "sequences_per_second": ("", _quantity("seq/s")),
-    "tokens_per_second": ("", _quantity("tok/s")),
-    "flops_per_second": ("", _quantity("FLOP/s")),
-    "mfu": ("MFU", _percent),
-    "data_wait": ("waiting for data", "{:.2%}".format),
+# what metrics are called, and how they are written
+_SHOWN = {
+    "loss": ("loss", "{:.3f}"),
+    "mlm_loss": ("mlm", "{:.3f}"),
+    "mlm_accuracy": ("mlm acc", "{:.1%}"),
+    "clm_loss": ("clm", "{:.3f}"),
+    "clm_accuracy": ("clm acc", "{:.1%}"),
+    "nsp_loss": ("nsp", "{:.3f}"),
+    "nsp_accuracy": ("nsp acc", "{:.1%}"),
+    "grad_norm": ("grad", "{:.4g}"),
+    "learning_rate": ("lr", "{:.2e}"),
+    "mfu": ("MFU", "{:.1%}"),
+    "data_wait": ("waiting for data", "{:.2%}"),
+}
+_UNITS = {
+    "sequences_per_second": "seq/s",
+    "tokens_per_second": "tok/s",
+    "flops_per_second": "FLOP/s",
 }
 # the bar has little room
 ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")

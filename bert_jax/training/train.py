@@ -9,7 +9,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pre
 from bert_jax.devices.job import this_job
 from bert_jax.model.objective import Params
 from bert_jax.training.curves import draw_curves
-from bert_jax.training.describe import make_throughput
+from bert_jax.training.describe import throughput
 from bert_jax.training.loop import LoopResult, Work, train_loop
 from bert_jax.training.optim import reset_moments
 from bert_jax.training.program import Program
@@ -33,39 +33,44 @@ def run_stages(run: Run, training: Training) -> LoopResult:
     del state  # or its memory could not be reused
     ended = sum(result.step >= stage.first_step for stage in later)
     for number in range(ended + 1, len(training.stages) + 1):
-        result = _run_stage(run, training, number, result)
+        stage, taken = (
+            training.stages[number - 1],
+            result.step - training.stages[number - 1].first_step,
+        )
+        # A report is of one stage: the notes of an earlier one are dropped, but for the counts of the whole run.
+        notes = run.restored.notes if taken else {"seen": result.seen}
+        for line in stage.describe():
+            run.reporter.message(line)
+        with contextlib.ExitStack() as stack:
+            stack.callback(stage.close)
+            work = _StageWork(run, training, number, taken)
+            state = begin_stage(stage, result.state, training.abstract)
+            result = train_loop(run, state, stage.pace, work, notes)
         if run.report_stop(result.signal, result.step):
             break
     return result
 
 
-def _run_stage(run: Run, training: Training, number: int, so_far: LoopResult) -> LoopResult:
-    """Trains from where the run stands, `so_far`, to the end of a stage."""
-    stage, mesh, abstract = training.stages[number - 1], training.mesh, training.abstract
-    taken = so_far.step - stage.first_step
-    # A report is of one stage: the notes of an earlier one are dropped, but for the counts of the whole run.
-    notes = run.restored.notes if taken else {"seen": so_far.seen}
-    for line in stage.describe():
-        run.reporter.message(line)
+class _StageWork(Work):
+    """The work of a stage, after so many steps of it."""
 
-    def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
-        keep_revision(training.trained_model(step, params, seen), run.workdir)
+    def __init__(self, run: Run, training: Training, number: int, taken: int) -> None:
+        self.run, self.training, self.stage = run, training, training.stages[number - 1]
+        stage, self.mesh = self.stage, training.mesh
+        self.train_step = Program(self.mesh).training(
+            stage.objective, stage.optimizer, stage.train, training.abstract, stage.schedule_start
+        )
+        self.batches, self.evaluation = stage.batches(taken), stage.evaluation()
+        self.phase = number if len(training.stages) > 1 else 0
 
-    work = Work(
-        mesh,
-        Program(mesh).training(
-            stage.objective, stage.optimizer, stage.train, abstract, stage.schedule_start
-        ),
-        stage.batches(taken),
-        stage.evaluation(),
-        make_throughput(training.model, mesh),
-        keep,
-        stage.rank,
-        number if len(training.stages) > 1 else 0,
-    )
-    with contextlib.ExitStack() as stack:
-        stack.callback(stage.close)
-        return train_loop(run, begin_stage(stage, so_far.state, abstract), stage.pace, work, notes)
+    def throughput(self, counts: dict[str, float], seconds: float) -> dict[str, float]:
+        return throughput(self.training.model, self.mesh, counts, seconds)
+
+    def keep_revision(self, step: int, params: Params, seen: dict[str, int] | None) -> None:
+        keep_revision(self.training.trained_model(step, params, seen), self.run.workdir)
+
+    def rank(self, metrics: dict[str, float]) -> float:
+        return self.stage.rank(metrics)
 
 
 def begin_stage(stage: Stage, state: TrainState, abstract: TrainState) -> TrainState:

@@ -53,6 +53,7 @@ def locked(workdir: Place) -> Iterator[None]:
                 return stack.enter_context(
                     lease(str(workdir / LEASE), str(workdir), lost, doing=describe)
                 )
+            # kept: a run that is about to take the lock would otherwise lock a file without a name
             return stack.enter_context(lock_file(workdir / LOCK, keep=True))
 
         if holder := this_job().first_does(f"lock {workdir}", hold):

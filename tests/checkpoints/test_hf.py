@@ -619,7 +619,7 @@ def test_hub_names_are_fetched_through_huggingface_hub(written, copy, monkeypatc
         load_pretrained("hf://org/name")
     assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"needs huggingface_hub; pip install 'bert_jax\[hub\]'"):
+    with pytest.raises(InputError, match=r"needs the package huggingface_hub, which is not installed"):
         load_pretrained("hf://org/name")
 
 

@@ -89,8 +89,9 @@ def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monke
 
     def guarded(run, state, pace, work, notes):
         jax.config.update("jax_transfer_guard", "disallow")  # for the loader's thread too
+        work.train_step = watch.counting(work.train_step)
         try:
-            return real_loop(run, state, pace, work._replace(train_step=watch.counting(work.train_step)), notes)
+            return real_loop(run, state, pace, work, notes)
         finally:
             jax.config.update("jax_transfer_guard", None)
             watch.stop()

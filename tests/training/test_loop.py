@@ -80,10 +80,22 @@ def run(
             run = Run(directory, checkpoints, reporter, preemption, restored, None)
             given = iter(batches or itertools.repeat(None))
             kept = keep_revision or (lambda step, params, seen: None)
-            work = Work(mesh, step, given, evaluation or evaluate, throughput, kept)  # type: ignore[arg-type]
+            work = GivenWork(mesh, step, given, evaluation or evaluate, throughput, kept)
             result = train_loop(run, state, pace, work, restored.notes)
         checkpoints.close()
         return result
+
+
+class GivenWork(Work):
+    def __init__(self, mesh, step, batches, evaluation, throughput, kept):
+        self.mesh, self.train_step, self.batches, self.evaluation = mesh, step, batches, evaluation
+        self._throughput, self._kept = throughput, kept
+
+    def throughput(self, counts, seconds):
+        return self._throughput(counts, seconds)
+
+    def keep_revision(self, step, params, seen):
+        self._kept(step, params, seen)
 
 
 def seals(directory):
