@@ -86,6 +86,7 @@ def save_tree(path: Place, tree: PyTree) -> None:
         # TensorStore raises ValueError, also for a full disk
         except (OSError, ValueError) as error:
             raise cannot_write_checkpoint(path, error) from error
+    # Orbax may not find again what it wrote, as below a path that it takes for a pattern.
     check_readable(path, describe(tree))
 
 

@@ -75,6 +75,7 @@ def grow(
         theta = config.rotary_theta * ratio ** (config.head_size / (config.head_size - 2))
         config = dataclasses.replace(config, rotary_theta=theta)
     config.validate()  # so that the written model can be read again
+    # by the old tokenizer, to which a new word is several pieces
     pieces = [bert.tokenizer.encode(word) or [bert.tokenizer.unk_id] for word in words]
 
     def with_words(table: np.ndarray) -> np.ndarray:

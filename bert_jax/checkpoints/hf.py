@@ -81,6 +81,7 @@ def load_hf(folder: Folder) -> Imported:
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
     where = folder / "config.json"
+    # first, since an adapter alone has no config.json, and would be told to have one
     check_whole(folder)
     settings = folder.json("config.json")
     with files.reading(str(where)):
@@ -303,6 +304,7 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
         ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings
     }
     values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
+    # What config.json leaves out is the default of the family's class, and not always BERT's.
     usual = dataclasses.replace(model_size(family.usual), family=name)
     config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")
     config.validate()
@@ -329,6 +331,7 @@ def fetch(url: str) -> Folder:
 
     try:
         folder = download()
+        # Only then, as a repository often has both, and a pickle would be as large again.
         if WEIGHTS not in folder and INDEX not in folder:
             check_whole(folder)
             import_torch(url)

@@ -111,9 +111,8 @@ def _save(arrays: Arrays, path: Path) -> None:
     try:
         path.touch()
         mode = path.stat().st_mode
-        safetensors.numpy.save_file(
-            arrays, path, metadata=_METADATA
-        )  # which from version 0.8 on only its owner may read
+        safetensors.numpy.save_file(arrays, path, metadata=_METADATA)
+        # as a new file of this user has it: from version 0.8 on the library lets only the owner read
         path.chmod(mode)
     except (safetensors.SafetensorError, OSError) as error:
         raise writing.cannot_write(path, error) from error

@@ -73,6 +73,7 @@ def gather_records(
     """
     own = (model, task, parameters, labels, trained)
     workdir = "" if is_hub(source.place) else str(source.place)
+    # A model lies in its work directory, a revision two levels below it.
     for _ in range(3 if workdir else 0):
         if isinstance(run := _read(f"{workdir}/config.json").get("run"), dict):
             about, results = (_read(f"{workdir}/{name}") for name in (ABOUT, "results.json"))

@@ -127,6 +127,7 @@ def to_params(
         raise InputError(
             f"{where} has {len(names)} tensors, too few for {layers}; take both from one place"
         )
+    # The number of classes is in no configuration of Google's. Their bias has it, in every format.
     bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").names(form, 0)[0])
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
@@ -150,6 +151,7 @@ def to_params(
                     f"{where}: {given}, the configuration beside it {shape}; take both from one place"
                 )
 
+    # Made once, and filled tensor by tensor: a model takes its own memory and that of one tensor.
     flat = {row.ours: np.zeros(expected[row.ours].shape, np.float32) for row in rows}
     # by tensor: views of the arrays that it fills
     targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}
@@ -195,6 +197,7 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
     flat = flatten(params)
     rows = {row.ours: row for row in table_of(config.family)}
     pieces: dict[str, list[np.ndarray]] = {}
+    # so that the parts of a tensor are joined in their order
     for ours in sorted(flat, key=lambda ours: rows[ours].piece if ours in rows else (0, 0)):
         if ours not in rows:
             raise InputError(

@@ -109,6 +109,7 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
                 about[name] = value
         write_json(temporary / "config.json", about)
         bert.tokenizer.save(temporary / "tokenizer")
+        # Asked for now: Orbax would fill the disk before it fails.
         num_arrays = len(jax.tree.leaves(params))
         check_space(temporary, state_bytes(params) + 4096 * (num_arrays + 16))  # and their metadata
         save_tree(temporary / "params", params)
@@ -153,6 +154,7 @@ def read_pretrained(source: Resolved) -> Pretrained:
         try:
             return _load_directory(folder, None if is_model else source.place)
         except InputError as error:
+            # the place that was given, and not the copy of it in the cache
             raise type(error)(str(error).replace(str(folder.path), str(source.place))) from None
     folder = fetch(source.given) if is_hub(source.given) else source.folder()
     if source.format == "hf":

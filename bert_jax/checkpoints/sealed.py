@@ -82,6 +82,7 @@ def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
             f"{directory} has no file to seal: something else moved it; let one run alone use its workdir"
         )
     if isinstance(directory, Path):
+        # Directories too: the sync of a file does not keep its name.
         for path in (directory.parent, directory, *directory.rglob("*")):
             sync(path)
             beat()

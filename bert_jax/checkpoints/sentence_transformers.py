@@ -98,6 +98,7 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
     Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
     inside = re.fullmatch(r"\d+_Transformer", folder.path.name)
+    # Older versions have the model in a folder of its own, and the list of modules above it.
     home = open_folder(folder.path.parent) if inside else folder
     if MODULES not in home:
         return None
@@ -128,6 +129,7 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
         dense, params = _dense(folders["Dense"], model.hidden_size * len(poolings))
         options |= dense
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
+    # One that is no smaller than the vector cuts nothing.
     if kept is not None and kept < EmbeddingConfig(**options).vector_size(model.hidden_size):
         options["kept_dimensions"] = kept
     if "Normalize" in folders:
@@ -158,6 +160,7 @@ def _modules(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
             modules.append((own[1], folder))
     if modules and modules[0][0] == "Transformer":
         inner = modules[0][1]
+        # The path may lead to the same place through links, as in the hub's cache.
         if not (inner is of_model or (inner.names and os.path.samefile(inner.path, of_model.path))):
             raise InputError(
                 f"{path} has its Transformer in {inner.path}, not here; give that folder"
@@ -284,6 +287,7 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
                 "linear.weight": weight,
                 "linear.bias": np.asarray(params["projection"]["bias"]),
             }
+            # one file: a module has no shards
             write_weights(directory / path, arrays, max_bytes=1 << 40)
         own = f"sentence_transformers.models.{kind}"
         modules.append({"idx": number, "name": str(number), "path": path, "type": own})
@@ -320,6 +324,7 @@ def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]
             f"passages take the prompt named {passage}, as there is none named document; sentence-transformers' "
             "encode_document gives them none"
         )
+    # an empty prompt is as good as none
     if default not in texts:
         default = ""
     settings = {
@@ -336,6 +341,7 @@ def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     about, where = _config(folder, _POOLING)
     modes: Any = about.get("pooling_mode", "mean")  # the default there
     if "pooling_mode" not in about and about.keys() & _OLD.keys():
+        # In the order in which sentence-transformers joins them, which is not that of the file.
         modes = [_POOLINGS[ours][1] for name, ours in _OLD.items() if about.get(name) is True]
     modes = [modes] if isinstance(modes, str) else modes
     known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}

@@ -135,6 +135,8 @@ class Checkpoints:
         silence_background()
         if this_job().is_first and self.directory.is_dir():
             remains.sweep_checkpoints(self.directory, [self._path(step) for step in self.steps()])
+        # Orbax lists the directory when it opens it: nobody does while the first process deletes
+        # there.
         this_job().exchange("remains of checkpoints swept")
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=8,
@@ -296,6 +298,7 @@ class Checkpoints:
         self.wait()
         step, passed_over = this_job().first_does("find a whole checkpoint", self._find_whole)
         if step == _NONE:
+            # all of them, or Orbax would not save those steps again
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
         path = self._path(step)

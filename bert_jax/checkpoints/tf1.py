@@ -54,6 +54,7 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
         config, notes = _model_config(settings, where)
     tokenizer, casing = _load_tokenizer(folder)
     check_vocabulary(tokenizer, config.vocab_size, where)
+    # in a clone it may be a pointer of Git LFS
     folder.large(index_path(prefix).name)
     bundle = Bundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
@@ -90,6 +91,7 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
 
     Raises: InputError, with the name of the setting, if it is not a BERT as it is computed here.
     """
+    # what Google's code has where the file says nothing
     values: JsonObject = {"type_vocab_size": _USUAL_TYPES}
     values |= {name: settings[theirs] for name, theirs in _SETTINGS.items() if theirs in settings}
     given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []

@@ -145,6 +145,8 @@ class _Plan:
 
 def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
     """Adds all steps to a pipeline."""
+    # Without Reshuffle a runner fuses a step with the one before it, and one worker would do the
+    # work of all.
     planned = (
         pipeline
         | "sources" >> beam.Create(list(enumerate(sources)))
@@ -162,6 +164,7 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
         beam.pvalue.AsList(encoded.abouts),
         beam.pvalue.AsList(planned.fingerprints),
     )
+    # A collection of one element is a step that runs once; it reads all others as side inputs.
     plan = beam.pvalue.AsSingleton(
         pipeline
         | "one plan" >> beam.Create([None])

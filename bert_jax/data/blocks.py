@@ -95,6 +95,7 @@ class Blocks:
         """
         shard, size = self.shards[self.homes[number]], self.dtype.itemsize
         first, rows = int(self.firsts[number]), int(self.rows[number])
+        # what a .npy file has before its rows
         header = shard["bytes"] - shard["rows"] * size
 
         def find_damage(content: bytes) -> str:

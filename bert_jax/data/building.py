@@ -35,6 +35,7 @@ def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
         # versions up to 0.2 had it there alone
         stored = {**stored, "splitter": f"sentencex {made.get('sentencex')}"}
     _check_identity(path, identity, stored)
+    # left by a run that was killed after it had written its manifest
     shutil.rmtree(path / WORK, ignore_errors=True)
     say(f"{path} is already complete")
     return manifest

@@ -117,6 +117,8 @@ def keys_of(documents: np.ndarray, passage: int) -> np.ndarray:
     """Returns the hashes uint64 [D] of the passages of `passage` parts, or with 0 of the documents, of records [D]."""
     if not passage:
         return documents["key"]
+    # The step of splitmix64: parts of a document get hashes that have nothing to do with each
+    # other.
     return mix(
         documents["key"]
         + (documents["part"] // passage + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -159,6 +161,8 @@ def read_range(
         # the last one all the same, since arrays of no piece would have no type to be joined with
         if not inside.any() and index + 1 < num_pieces:
             continue
+        # Several stretches, since passages lie in the order of their documents and not of their own
+        # hashes.
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         for name, arrays in (("sentences", all_sentences), ("tokens", all_tokens)):
             ends, array = np.append(0, np.cumsum(documents[name])), _load(folder, name, index)

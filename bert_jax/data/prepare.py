@@ -181,6 +181,7 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
         wanted = (options.holdout_rate or 1.0) * float(parts["tokens"].sum()) / 8
         passage = min(max(int(wanted / pieces.PART_TOKENS), 1), 64)
         documents = pieces.unite(parts, passage)
+    # Different texts are counted: copies have one hash, and so one place.
     keys = np.unique(documents["key"])
     least, rule = _least(options)
     if not len(keys):

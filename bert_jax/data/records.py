@@ -152,6 +152,7 @@ def write_shard(
     Plain writes, no memory map: on a full disk a write fails with an error where a map kills the process.
     Raises: InputError if it cannot be written; nothing half-written is left.
     """
+    # By hand, since np.save would hold all rows in memory at once.
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header,
@@ -337,6 +338,7 @@ class Dataset:
             raise InputError(
                 f"{self.path} does not say how many words its text has; leave checkpoint.keep_words out"
             )
+        # [CLS] and the [SEP]s of a sequence, which are no words of its text
         special = 2 if self.manifest["identity"]["options"].get("next_sentence") == "none" else 3
         tokens = split["fill"] * split["rows"] * self.row_length - special * split["sequences"]
         return split["words"] * tokens / split["tokens"] / split["rows"]

@@ -33,6 +33,7 @@ def told_if_slow(url: str) -> Iterator[None]:
             print(without_secrets(f"{line} and is asked again"), file=sys.stderr, flush=True)
 
     timer = threading.Timer(_WAIT_SECONDS, tell)
+    # or a process that ends meanwhile would wait for it
     timer.daemon = True
     timer.start()
     try:
@@ -49,6 +50,7 @@ _REASONS = (
         "there are no valid credentials for {bucket} ({text}); {login}",
     ),
     (
+        # before the rights: a store may answer 403 to a quota that is used up as well
         ("429", "507"),
         r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted",
         "a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or try again later",
@@ -67,6 +69,7 @@ _LOGIN_GOOGLE = "gcloud auth application-default login, or on a VM give its serv
 def explain(url: str, verb: str, error: BaseException) -> str:
     """Returns the message for an error of a file system or of TensorStore: the URL, the reason and the fix."""
     whole = one_line(error)
+    # TensorStore goes on with its whole specification.
     text = re.split(r" \[(http_response|tensorstore_spec)", whole)[0][:300]
     protocol, _, rest = url.partition("://")
     bucket = f"{protocol}://{rest.partition('/')[0]}"

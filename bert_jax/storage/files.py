@@ -81,6 +81,7 @@ def public_name(pattern: str) -> str:
         host, slash, path = rest.partition("/")
         path = path.partition("?")[0] if protocol.lower() in ("http", "https") else path
         name = f"{protocol}://{host.rpartition('@')[2]}{slash}{path}"
+    # A name that is not UTF-8 could not be written into a manifest.
     return name.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -83,6 +83,7 @@ class RemotePath:
         names = {
             path.rstrip("/").rpartition("/")[2]
             for path in paths
+            # a store may list the prefix itself
             if path.strip("/") != root.strip("/")
         }
         yield from (self / name for name in sorted(names))

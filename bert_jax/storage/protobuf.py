@@ -15,6 +15,8 @@ def parse_fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int
     """
     fields = []
     while start < stop:
+        # Most tags and lengths have one byte. They are read here, since a call for each takes
+        # longer than all the rest.
         tag = data[start]
         first = start + 1
         if tag >= 0x80:

@@ -41,6 +41,7 @@ class RangeReader:
                 if damage := find_damage(content):
                     raise _Failed(damage)
                 return content
+            # of the URL itself, and no try is better than another
             except InputError:
                 raise
             except Exception as error:  # noqa: BLE001 - every file system has errors of its own

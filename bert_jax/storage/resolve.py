@@ -151,6 +151,7 @@ def resolve(path: AnyPath) -> Resolved:
             )
         return Resolved(given, place, {"hf": given})
     found = _look(given, place)
+    # Only then: a directory may have an @ in its name.
     if "nothing" in found.kinds and (revision := _revision(given)):
         found = _look(given, revision)
     if found.kinds.get("model") == FINETUNED:

@@ -202,6 +202,8 @@ def check_writable(url: str) -> None:
     """Raises: StoppedError if an object cannot be made at a URL: no credentials, no bucket, no right, no protocol."""
     check_no_pattern(url)
     with remote_errors(url, "write"):
+        # Beside it, under a name of its own: the object may be there and be needed, and others may
+        # ask at once.
         files, path = file_system(f"{url.rstrip('/').rpartition('/')[0]}/.probe-{uuid.uuid4().hex}")
         files.pipe_file(path, b"")
         with contextlib.suppress(FileNotFoundError):
@@ -222,6 +224,7 @@ def list_below(url: str) -> dict[str, Checksums]:
     found = {}
     for path, info in sorted(infos.items()):
         _, _, name = path.partition(f"{root}/")
+        # not empty objects that stand for directories
         if name and not name.endswith("/"):
             found[name] = checksum_in(info)
     return found
@@ -304,6 +307,7 @@ def _write_gcs(files: FileSystem, path: str, content: bytes, token: str) -> str:
         f"{files._location}/upload/storage/v1/b/{{}}/o",
         bucket,
         uploadType="multipart",  # of a plain upload, fake-gcs-server 1.5 ignores the condition
+        # 0 stands for an object that is not there
         ifGenerationMatch=token or "0",
         data=parts + b"--=--",
         headers={"Content-Type": 'multipart/related; boundary="="'},

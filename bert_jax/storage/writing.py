@@ -171,6 +171,8 @@ def check_file(path: AnyPath, *inputs: AnyPath) -> None:
             return
         if place.exists() and not place.is_file():
             raise InputError(f"output {path} is a device or a pipe; name a file")
+        # Tried, and not asked for: rights alone tell neither of a full disk nor of a mount that is
+        # read-only.
         temporary = _temporary(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()

@@ -115,6 +115,7 @@ def check_labelled(examples: Sequence[Any], what: str = "label") -> None:
 
 def as_number(label: str) -> str | Decimal:
     """Returns a label as a number, or unchanged if it is not one: "1", "1.0" and "01" are the same."""
+    # Not float, in which long numbers, such as ids, would be equal.
     return Decimal(label) if _NUMBER.fullmatch(label) else label
 
 
@@ -195,6 +196,7 @@ class Classes:
 
     def respelled(self, labels: Iterable[object]) -> dict[str, int]:
         """Returns counts of the labels that are spelled differently from their classes, for the log."""
+        # reversed, so that of several names the first is the class's own
         names = {number: name for name, number in reversed(list(self.numbers.items()))}
         others = Counter(label for label in labels if isinstance(label, str))
         return {

@@ -106,6 +106,7 @@ class MultilabelTask(TextTask):
         thresholds = self.thresholds or (0.5,) * len(self.labels)
         predictions = []
         for logits in outputs:
+            # the sigmoid: exp would overflow at a large logit, and tanh does not
             shares = [0.5 * (1 + math.tanh(0.5 * float(logit))) for logit in logits]
             chosen = zip(self.labels, shares, thresholds)
             predicted = tuple(name for name, share, threshold in chosen if share >= threshold)

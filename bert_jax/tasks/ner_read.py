@@ -23,7 +23,7 @@ def read_sentences(config: TaskConfig, source: str, split: str) -> list[NerExamp
     path = find_split_file(source, split)
     if not path:
         return []
-    examples = (_read_records if is_records(path) else _read_columns)(config, path)
+    examples = _read_records(config, path) if is_records(path) else _read_columns(config, path)
     if not examples:
         raise InputError(f"{path} holds no sentence; give data, a word and its tag a line")
     examples = _with_names(config, examples)
@@ -89,8 +89,14 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
     for record in read_table(path).records:
         words_key = config.text_column or find_column(WORD_COLUMNS, record) or WORD_COLUMNS[0]
         tags_key = config.label_column or find_column(_TAGS, record)
-        if words_key not in record:
-            _check_no_spans(record)
+        is_text = any(isinstance(record.get(name), str) for name in ("text", "data", "content"))
+        if is_text and words_key not in record:
+            for name in ("label", "labels", "entities", "spans", "annotations"):
+                if isinstance(record.get(name), list):
+                    raise InputError(
+                        f"{record.where} is a text with spans in {name!r}, as doccano writes it, and ner reads a tag a "
+                        "word: write tokens and ner_tags, for example by spaCy's offsets_to_biluo_tags"
+                    )
         words, tags = record.texts(words_key), None
         if record.get(tags_key) is not None:
             values = named_class(record[tags_key], classes.get(tags_key))
@@ -109,14 +115,3 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
         examples.append(NerExample(words, tags, 0, record.where))
     tagging.check_alike(first_of)
     return examples
-
-
-def _check_no_spans(record: Record) -> None:
-    """Raises: InputError if a record is a text with spans of characters, as doccano and others write them."""
-    is_text = any(isinstance(record.get(name), str) for name in ("text", "data", "content"))
-    for name in ("label", "labels", "entities", "spans", "annotations") if is_text else ():
-        if isinstance(record.get(name), list):
-            raise InputError(
-                f"{record.where} is a text with spans in {name!r}, as doccano writes it, and ner reads a tag a word: "
-                "write tokens and ner_tags, for example by spaCy's offsets_to_biluo_tags"
-            )

@@ -85,6 +85,7 @@ def part_of(source: str, split: str, names: Iterable[str] = SPLITS) -> str:
     "" if the source has parts, and none for the split. Raises: InputError if it has more parts than there are splits.
     """
     if _NAMED_SPLIT.match(source):
+        # every second: the names, a group of the pattern, come between
         parts = re.split(rf",(?={_NAMED_SPLIT.pattern})", source)[::2]
         return dict(part.split("=", 1) for part in parts).get(split, "")
     parts = files.split_places(source)
@@ -116,13 +117,21 @@ def find_split_file(source: str, split: str, names: Splits = SPLITS) -> str:
     place = part_of(source, split, names)
     if not place:
         return ""
-    if not is_one_place(place):
-        if not is_tfds(place):
-            return _find_file(place, split, names)
+    if is_tfds(place) and not is_one_place(place):
         builder, _, _ = tfds_text.open_builder(place)
         prepared = builder.info.full_name.rpartition("/")[0]
         stems = [stem for stem in names[split] if stem in builder.info.splits][:1]
         return "".join(f"tfds:{prepared}:{builder.version}:{stem}" for stem in stems)
+    if not is_one_place(place):
+        found = named(_files_of_splits(place, names), names[split])
+        # Files of Parquet that are parts of one split, as on the hub, are named by one pattern.
+        wholes = {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}
+        if len(found) > 1 and len(wholes) > 1:
+            several = ", ".join(map(os.path.basename, found))
+            raise InputError(
+                f"directory {place} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE"
+            )
+        return f"{wholes.pop()}.parquet" if len(found) > 1 else "".join(found)
     if place == source:
         splits = (name for name, stems in names.items() if named([source], stems))
     else:
@@ -145,19 +154,6 @@ def is_one_place(path: str) -> bool:
             f"data {path!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST"
         )
     return not os.path.isdir(path)
-
-
-def _find_file(directory: str, split: str, names: Splits) -> str:
-    found = named(_files_of_splits(directory, names), names[split])
-    if len(found) <= 1:
-        return "".join(found)
-    wholes = {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}
-    if len(wholes) == 1:
-        return f"{wholes.pop()}.parquet"
-    several = ", ".join(map(os.path.basename, found))
-    raise InputError(
-        f"directory {directory} has several files for {split}: {several}; give TRAIN_FILE,DEV_FILE"
-    )
 
 
 def _files_of_splits(directory: str, names: Splits) -> list[str]:
@@ -194,6 +190,8 @@ def files_in(directory: str, pattern: str = "*") -> list[str]:
 def named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
     """Returns the files named like one of `stems`, or else the files whose names end with one."""
     known = [path for path in paths if plain_name(path).endswith(_SUFFIXES)]
+    # A name that is exactly the split's first: "train.tsv" is meant where "old_train.tsv" lies
+    # beside it.
     for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
             if matches := [path for path in known if re.fullmatch(before + stem, _stem(path))]:
@@ -359,6 +357,7 @@ def _csv_rows(path: str) -> Lines:
     separator = ","  # or if the header has none, its most frequent separator
     if "," not in outside and not header.startswith("sep="):
         separator = max(",;\t|", key=outside.count)
+    # newline="" keeps the line ends inside of quoted values; csv finds the others itself
     rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     number = 1
     try:

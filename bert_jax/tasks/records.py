@@ -66,6 +66,7 @@ def find_columns(
     """Returns the columns of the first alternative of which all are there, in any case; () if none is."""
     by_lower: dict[str, str] = {}
     for column in map(str, columns):
+        # An exact name goes before one in another case.
         by_lower.setdefault(column.lower(), column)
         by_lower[column] = column
     for names in alternatives:

@@ -60,6 +60,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     """Returns the entities of a sentence's tags, in order."""
     spans: list[Entity] = []
     open_type, start, ended = None, 0, False
+    # one tag further, which ends the last entity of a sentence
     for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, _, kind = tag.partition("-")
         if open_type is not None and (ended or prefix in ("O", "B", "S", "U") or kind != open_type):
@@ -183,6 +184,7 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Ne
     words, tags, where = [], [], ""
     first_of: dict[str, tuple[str, str]] = {}  # word and place of each tag
     document, num_columns = 0, 0
+    # a blank line more, which ends the last sentence
     for number, line in enumerate([*read_lines(place), ""], 1):
         here, line = f"{place}:{number}", line.rstrip(" \t")
         columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]

@@ -23,6 +23,7 @@ def is_plain(backend: Any, path: Path) -> bool:
         return added <= {*SPECIAL_TOKENS} and (
             rows is None or read_rows(rows) == ("[CLS]", "[SEP]", 1, 1)
         )
+    # whatever its form is, it is not this one
     except (InputError, AttributeError, KeyError, TypeError):
         return False
 
@@ -82,6 +83,7 @@ def read_rows(processor: Any, has_types: bool = True) -> tuple[str, str, int, in
     """
     try:
         if processor["type"] == "Sequence":
+            # ByteLevel changes spans alone
             (processor,) = [step for step in processor["processors"] if step["type"] != "ByteLevel"]
         if processor["type"] in ("RobertaProcessing", "BertProcessing"):
             berts = processor["type"] == "BertProcessing"

@@ -154,6 +154,8 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     excess = first + second - room
     if excess <= 0:
         return first, second
+    # What the reference does token by token: the longer one shrinks to the other, then both in
+    # turn.
     cut = min(excess, abs(first - second))
     first, second = (first - cut, second) if first > second else (first, second - cut)
     excess -= cut

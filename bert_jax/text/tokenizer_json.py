@@ -164,6 +164,7 @@ class DescribedPieces:
         texts = list(map(without_surrogates, texts))
         try:
             with no_panic():
+                # fast: it keeps no spans, which nobody asks for here
                 encodings = self._model.encode_batch_fast(texts, add_special_tokens=False)
         except Exception:  # noqa: BLE001 - one by one, to name the text
             encodings = [self._encode(self._model, text) for text in texts]

@@ -268,6 +268,8 @@ class _PieceLearner:
             self.vocab.append(token)
         grown = set()
         counts = self._pair_counts
+        # Sets of integers, whose order does not show: counts are sums, and the heap orders what is
+        # pushed.
         for index in set(self._places.pop(pair)):
             word, count = self._words[index], self._counts[index]
             for position in range(len(word) - 1):

@@ -179,6 +179,8 @@ class WordPiece:
             return (self.ids["[UNK]"],)
         ids, pieces = [], self._heads
         while word:
+            # No token that begins with these letters is longer than they are, if the table lacks
+            # them.
             for size in pieces.sizes.get(word[:_FIRST_LETTERS], _SHORT_SIZES):
                 piece = pieces.ids.get(word[:size])
                 if piece is not None:

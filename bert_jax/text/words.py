@@ -164,6 +164,7 @@ class WordNumbers:
         numbers = self._slots[self._slots > 0]
         self._slots = np.zeros(2 << (2 * most).bit_length(), np.int32)
         slots = self._home(self._keys[0][numbers], self._keys[1][numbers])
+        # Whoever finds another number in its slot goes on to the next one.
         while len(numbers):
             free = self._slots[slots] == 0
             self._slots[slots[free]] = numbers[free]

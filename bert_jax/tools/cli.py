@@ -79,6 +79,7 @@ def run(main: Callable[[], int | None]) -> None:
             print("stopped by Ctrl-C", file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of the output has ended, as `head` does
+            # Python flushes stdout once more when it ends, and would print the same error there.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except (AssertionError, MemoryError, RuntimeError) as error:
@@ -107,8 +108,15 @@ def _device_problem(error: Exception) -> str:
             f"there is too little memory ({message[:200] or 'nothing more is known'}); use a smaller batch_size, or a "
             "larger train.accumulate, or model.remat=full"
         )
-    # so it is in some versions of JAX
-    no_plugin = isinstance(error, AssertionError) and not message and _no_device()
+    no_plugin = False
+    if isinstance(error, AssertionError) and not message and "jax" in sys.modules:
+        # Some versions of JAX end so, without a word, where the platform has no plugin.
+        import jax
+
+        try:
+            no_plugin = not jax.devices()
+        except (AssertionError, RuntimeError):
+            no_plugin = True
     if not no_plugin and "Unable to initialize backend" not in message:
         return ""
     reason = message.partition(" (set JAX_PLATFORMS")[0][:300] or "it has no plugin here"
@@ -116,18 +124,6 @@ def _device_problem(error: Exception) -> str:
         f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} gives no device to compute on ({reason}); unset it, so "
         "that JAX takes what there is, or set it to cpu, or install JAX for that platform"
     )
-
-
-def _no_device() -> bool:
-    """Returns whether JAX is in use and finds no device."""
-    if "jax" not in sys.modules:
-        return False
-    import jax
-
-    try:
-        return not jax.devices()
-    except (AssertionError, RuntimeError):
-        return True
 
 
 def _check_home() -> None:

@@ -65,6 +65,7 @@ def main() -> None:
         raise InputError(f"--{wrong[0]} has no effect with --{given}; leave it out")
     if OUTPUT.value:
         check_file(OUTPUT.value, INPUT.value)
+    # before JAX starts its threads, which would already have heaps of their own
     reuse_freed_memory()
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text
 

@@ -75,6 +75,7 @@ def main() -> None:
     check_file(OUTPUT.value, INPUT.value)
     texts = _read(INPUT.value)
 
+    # before JAX starts its threads
     reuse_freed_memory()
     from bert_jax.inference import features
 
@@ -91,18 +92,24 @@ def main() -> None:
                 raise InputError(
                     "--pooling=own is of models that were trained to embed texts; use mean"
                 )
-            how = ("", -1) if is_own else (POOLING.value, layers[0])
             vectors = features.sentence_embeddings(
-                bert, texts, *how, MAX_SEQ_LENGTH.value, LONG_TEXTS.value, KIND.value
+                bert,
+                texts,
+                pooling="" if is_own else POOLING.value,
+                layer=-1 if is_own else layers[0],
+                max_seq_length=MAX_SEQ_LENGTH.value,
+                long_texts=LONG_TEXTS.value,
+                kind=KIND.value,
             )
             _write_pooled(temporary, texts, vectors)
             return
         token_vectors = features.token_features(
             bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value
         )
-        (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(
-            temporary, token_vectors, layers
-        )
+        if OUTPUT.value.endswith(".npz"):
+            _write_npz(temporary, token_vectors, layers)
+        else:
+            _write_json(temporary, token_vectors, layers)
 
 
 def _read(path: str) -> list[Any]:

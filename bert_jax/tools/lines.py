@@ -115,6 +115,8 @@ def batches_of(
 
     An error of the iterator is raised after the items before it. It is read in a thread of its own.
     """
+    # A thread, since only a queue can be waited for with a limit: a line that has come is answered
+    # while the next is awaited. Its size keeps a fast reader from filling the memory.
     fetched: queue.Queue[tuple[Item] | Exception] = queue.Queue(2 * size)
 
     def read() -> None:

@@ -76,6 +76,7 @@ def main() -> None:
     cli.check_given(CHECKPOINT)
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, INPUT.value)
+    # before JAX starts its threads
     reuse_freed_memory()
     with open_lines(INPUT.value) as stream, open_writer(OUTPUT.value) as write:
         from bert_jax.inference.predict import Predictor
@@ -84,7 +85,12 @@ def main() -> None:
         bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
         predictor = Predictor(bert, LONG_TEXTS.value, own, NULL_THRESHOLD.value)
         if LINES.value == "text":
-            _check_one_text(predictor)
+            try:  # now, or the first line would be blamed
+                _read(predictor, "a", "", is_text=True)
+            except InputError:
+                raise InputError(
+                    "--lines=text is for models that read one text; leave it out"
+                ) from None
         show = _json_of if is_json(OUTPUT.value) else _text_of
         lines = read_input(stream, INPUT.value)
         if stream.isatty():
@@ -159,14 +165,6 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
     return value, predictor.parse(value, where)
 
 
-def _check_one_text(predictor: "Predictor") -> None:
-    """Raises: InputError if a text alone is not an input of the model's task."""
-    try:
-        _read(predictor, "a", "", is_text=True)
-    except InputError:
-        raise InputError("--lines=text is for models that read one text; leave it out") from None
-
-
 def _advice(predictor: "Predictor", line: str, where: str) -> str:
     """Returns how a line that is wrong can be taken for a text; "" if it cannot, or is."""
     with contextlib.suppress(InputError):
@@ -218,22 +216,14 @@ def _text_of(value: object, shown: JsonObject) -> str:
             for one in shown["entities"]
         ]
     elif "n_best" in shown:
-        lines += [
-            f"{one['probability']:.1%}  {one['answer']!r}  {_place(one)}" for one in _answers(shown)
-        ]
+        # the answer that is given, "" for none, and the best of the others
+        others = [answer for answer in shown["n_best"] if answer["answer"] != shown["answer"]]
+        for one in [shown, *others[:_ANSWERS_SHOWN]]:
+            place = "no answer" if one["start"] is None else f"{one['start']}-{one['end']}"
+            lines.append(f"{one['probability']:.1%}  {one['answer']!r}  {place}")
     else:
         lines += [f"{name}: {json.dumps(item, ensure_ascii=False)}" for name, item in shown.items()]
     return "\n    ".join(lines)
-
-
-def _answers(shown: JsonObject) -> list[JsonObject]:
-    """Returns the answer that is given, "" for none, and the best of the others."""
-    others = [answer for answer in shown["n_best"] if answer["answer"] != shown["answer"]]
-    return [shown, *others[:_ANSWERS_SHOWN]]
-
-
-def _place(answer: JsonObject) -> str:
-    return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -161,25 +161,20 @@ def change_settings(config: ConfigDict, given: Sequence[Given]) -> None:
     for flag, name, value in given:
         if name not in known or flag == f"--{name}":
             raise InputError(_unknown_setting(flag, name, known))
-        kind = type(known[name])
+        kind: Any = type(known[name])
         try:
-            config.update_from_flattened_dict({name: _parse_value(kind, value)})
-        except ValueError:
+            if kind is bool:
+                setting = value is None or _WORDS[value.lower()]
+            elif value is None:
+                raise ValueError
+            else:
+                setting = kind(value)
+            config.update_from_flattened_dict({name: setting})
+        except (KeyError, ValueError):
             wanted = _WANTED.get(kind, "a text")
             raise InputError(
                 f"{flag}={value} is of another type; use {wanted}; --help lists the options"
             ) from None
-
-
-def _parse_value(kind: type, value: str | None) -> object:
-    """Returns the value of a setting of this type. Raises: ValueError if the text is not one."""
-    if kind is bool:
-        if value is not None and value.lower() not in _WORDS:
-            raise ValueError(value)
-        return value is None or _WORDS[value.lower()]
-    if value is None:
-        raise ValueError("there is none")
-    return kind(value)
 
 
 def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

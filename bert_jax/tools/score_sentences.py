@@ -61,6 +61,7 @@ def main() -> None:
         raise InputError("--input and --pairs are two things to score; give one of them")
     if OUTPUT.value:
         check_file(OUTPUT.value, INPUT.value, PAIRS.value)
+    # before JAX starts its threads
     reuse_freed_memory()
     if PAIRS.value:
         _score_pairs()

@@ -45,6 +45,7 @@ def main() -> None:
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, CORPUS.value, QUERIES.value)
     show = _json_of if is_json(OUTPUT.value) else _text_of
+    # before JAX starts its threads
     reuse_freed_memory()
     from bert_jax.inference.search import Passage, search
 

@@ -9,6 +9,8 @@ from absl import flags
 from bert_jax.data.sources.formats import TEXT_COLUMN
 from bert_jax.text.fitting import LONG_TEXTS
 
+# A flag is then listed by --help of the command that asks for it, and not of every one that imports
+# this.
 flags.disclaim_key_flags()
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ class _Lasting(io.FileIO):
         try:
             return super().write(content) or 0
         except OSError:  # the reader of the pipe has ended, or the terminal was closed
+            # The descriptor itself, so that C libraries that write to it do not fail either.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)

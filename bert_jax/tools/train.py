@@ -32,6 +32,7 @@ def main() -> int:
         )
     config = recipes.read_config(PretrainConfig, CONFIG.value.to_dict())
 
+    # before JAX starts its threads
     reuse_freed_memory()
     # JAX starts here: --help and bad settings answer at once
     from bert_jax.pretraining import pretrain

@@ -44,6 +44,7 @@ def make_evaluation(
         if metrics is None:
             return None
         metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)
+        # of a much larger loss it would be infinite, which JSON does not have
         metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
         return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines
 

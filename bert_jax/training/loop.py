@@ -194,6 +194,7 @@ def train_loop(
     batches = profiled(
         work.batches, step, in_flight, pace.profile, pace.report, run.reporter, run.workdir
     )
+    # Closed here, so that a profile under way is written even if a step fails.
     with jax.set_mesh(work.mesh), contextlib.closing(batches):
         loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}))
         with run.clock.phase("steps"):

@@ -161,6 +161,7 @@ def open_run(
             raise InputError(
                 f"{taken}; ask for as many steps or epochs as it has taken, or give another workdir"
             )
+        # After the restore: a run that cannot go on leaves its directory as it was.
         if this_job().is_first:
             write_json(workdir / "config.json", identity)
             tokenizer.save(workdir / "tokenizer")

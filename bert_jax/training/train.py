@@ -87,6 +87,7 @@ def leave_model(run: Run, training: Training, result: LoopResult) -> None:
     """Writes the model and the curves of a finished run."""
     where = run.workdir / "pretrained"
     with run.clock.phase("saving"):
+        # First: a model is left once the state that it comes from is sealed.
         run.checkpoints.close()
         leave_pretrained(
             training.trained_model(result.step, result.state.params, result.seen),

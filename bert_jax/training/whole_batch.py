@@ -47,6 +47,8 @@ def gradients_of_whole(
     # in the order of the rows
     outputs = jnp.swapaxes(outputs, 0, 1).reshape(-1, *outputs.shape[2:])
     loss, pulls = jax.value_and_grad(loss_of, has_aux=True)(outputs)
+    # The gradients of the outputs travel as labels, so that they are divided into microbatches as
+    # the rows are.
     return loss, sum_over_microbatches(
         pull_back, count, params, batch._replace(labels=pulls), key, **options
     )[1]

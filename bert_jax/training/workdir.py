@@ -128,6 +128,8 @@ def check_workdir(
         if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         if workdir.is_dir() and not checkpoint_steps(workdir / "checkpoints"):
+            # Without a config.json nothing says that these are a run's, and a run would overwrite
+            # them.
             names = {child.name for child in workdir.iterdir()}
             for name in (name for name in (*WRITTEN, *DIRECTORIES) if name in names):
                 raise InputError(

@@ -174,6 +174,7 @@ def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
                 )
         anchor = "" if record.get(names[0]) is None else record.get_as(names[0], str)
         against = [text for name in negatives for text in _texts(record, name)]
+        # One without a partner stays for now, to be counted with the empty ones.
         for partner in _texts(record, names[-1]) or [""]:  # a pair per list item
             example = TextsExample(
                 texts=(anchor, partner, *against),

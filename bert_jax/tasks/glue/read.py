@@ -109,6 +109,7 @@ def read_split(name: str, source: str, split: str) -> readers.Examples:
         folders = [Path(source) / folder for folder in _FOLDERS.get(name, (TASKS[name].folder,))]
         source = next((str(folder) for folder in folders if folder.is_dir()), source)
     path = readers.find_split_file(source, split, names)
+    # Adversarial GLUE has both parts of dev in one file.
     if not path and split == "dev_mismatched":
         path = readers.find_split_file(source, "dev_matched", names)
         path = path if readers.plain_name(path).endswith(".json") else ""

@@ -133,6 +133,7 @@ def _n_best(
     for *place, start_logit, end_logit in candidates:
         if no_answer and no_answer.score > start_logit + end_logit:
             spans.setdefault("", no_answer)
+        # after no answer has had its chance, which is one of the n-best like any other
         if len(spans) >= num_best:
             break
         start, end = map(int, place)

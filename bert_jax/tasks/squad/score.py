@@ -117,6 +117,8 @@ def _best_threshold(
     It starts there, and answers one question at a time, lowest odds first; each adds its gain.
     """
     order = np.argsort(odds, kind="stable")
+    # Every threshold at once: answering the questions with odds up to the n-th changes the sum by
+    # the gains of the first n.
     totals = np.cumsum(np.concatenate([[float(np.sum(silent_scores))], gains[order]]))
     best = int(np.argmax(np.where(can_end, totals, -np.inf)))
     value = float(odds[order[best - 1]]) if best else below_all

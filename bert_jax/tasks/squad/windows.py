@@ -135,6 +135,8 @@ def find_answer(example: SquadExample) -> tuple[int, int] | None:
     if start >= 0 and example.context.startswith(text, start):
         skipped = len(text) - len(text.lstrip())
         return start + skipped, start + len(text.rstrip())
+    # Blanks of another kind, or more of them, as data sets have that were cleaned after they were
+    # annotated.
     matches = list(re.finditer(r"\s+".join(map(re.escape, words)), example.context))
     if len(matches) > 1:
         matches = [match for match in matches if match.start() == start]
