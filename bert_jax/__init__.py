@@ -15,7 +15,7 @@ _HOMES = {
     "recipe": "tools.recipes:recipe",
     "CutWarning": "text.fitting:CutWarning",
     "Spot": "model.heads.labels:Spot",
-    "Encoded": "model.bert:Encoded",
+    "Encoded": "batch:Encoded",
     "MaskingConfig": "settings.pretraining:MaskingConfig",
     "mask_tokens": "model.masking:mask_tokens",
     "HEADS": "model.heads.table:HEADS",
@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # the same, for type checkers and editors
-    from bert_jax.batch import Batch, Row
+    from bert_jax.batch import Batch, Encoded, Row
     from bert_jax.batches.make import make_batch
     from bert_jax.checkpoints.pretrained import save_pretrained
     from bert_jax.devices.tuning import tune_process
@@ -98,7 +98,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.pretrained import Pretrained, load_pretrained
     from bert_jax.inference.sentence_scores import score_sentences
-    from bert_jax.model.bert import Encoded, Encoder
+    from bert_jax.model.bert import Encoder
     from bert_jax.model.heads.base import Head
     from bert_jax.model.heads.labels import Spot
     from bert_jax.model.heads.table import HEADS

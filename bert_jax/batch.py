@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from bert_jax.errors import InputError
+
 # a numpy array on the host, a jax.Array on devices; this file does not import jax
 Array: TypeAlias = Any
 PyTree: TypeAlias = Any  # nested dicts, lists, tuples and named tuples of arrays, as in JAX
@@ -58,6 +60,39 @@ class Batch(NamedTuple):
     # prompts. A gradient by it tells which tokens matter. None looks the tokens up.
     word_vectors: Array = None
 
+    @classmethod
+    def from_ids(
+        cls, input_ids: Array, attention_mask: Array = None, token_type_ids: Array = None
+    ) -> "Batch":
+        """Returns the batch of arrays [B, L] as other libraries name them, a sequence in each row.
+
+        Args:
+          input_ids: the token ids, with [CLS] first.
+          attention_mask: 1 for a token and 0 for padding, which may stand on either side; None is no padding.
+          token_type_ids: None is 0 everywhere.
+
+        Raises: InputError if the arrays are not all of one shape [B, L].
+        """
+        ids = _numbers(input_ids)
+        mask = ids * 0 + 1 if attention_mask is None else _numbers(attention_mask)
+        types = ids * 0 if token_type_ids is None else _numbers(token_type_ids)
+        if ids.ndim != 2 or not ids.shape == mask.shape == types.shape:
+            raise InputError(
+                f"input_ids {ids.shape}, attention_mask {mask.shape} and token_type_ids {types.shape} are not all of "
+                "one shape [rows, tokens]; pad the rows to one length"
+            )
+        inside = (mask > 0).astype(np.int32)
+        return cls(
+            token_ids=ids,
+            type_ids=types,
+            sequence_ids=inside,
+            cls_positions=inside.argmax(axis=1).astype(np.int32)[:, None],
+            sequence_weights=inside.max(axis=1).astype(np.float32)[:, None],
+        )
+
+    def __repr__(self) -> str:
+        return show_shapes(self)
+
 
 class Row(NamedTuple):
     """A row of model input made from an example: one sequence, or several packed one after the other."""
@@ -80,6 +115,40 @@ class RowShape(NamedTuple):
     sequences: int  # M
     predictions: int  # P
     bytes: int  # of all fields, before masking
+
+
+class Encoded(NamedTuple):
+    """The outputs of the encoder for a batch."""
+
+    hidden: Array  # [B, L, H]: the last layer
+    # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler (`Block`)
+    pooled: Array | None
+    # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`; with norm before a block they are sums,
+    # all but the last before a norm
+    layers: Array | None
+    # [D, V padded, width of it]: for the tied output layer; D equal copies (`copy_to_rows`)
+    word_table: Array
+    # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
+    attentions: Array | None = None
+
+    def __repr__(self) -> str:
+        return show_shapes(self)
+
+
+def show_shapes(arrays: Any) -> str:
+    """Returns a named tuple of arrays as text: dtypes and shapes in place of numbers; None is left out."""
+    shown = []
+    for name, value in zip(arrays._fields, arrays):
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            shown.append(f"{name}={value.dtype}[{','.join(map(str, value.shape))}]")
+        elif value is not None:
+            shown.append(f"{name}={value!r}")
+    return f"{type(arrays).__name__}({', '.join(shown)})"
+
+
+def _numbers(array: Array) -> Array:
+    """Returns int32 of an array of NumPy or JAX, of another library's, or of lists."""
+    return (array if hasattr(array, "astype") else np.asarray(array)).astype(np.int32)
 
 
 def pad_rows(

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from builders import make_pretrained
+from jax.sharding import NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax import HEADS, InputError, MaskingConfig, ModelConfig
@@ -139,3 +140,85 @@ def test_sizes_and_recipes_by_name():
 def test_a_recipe_that_cannot_be_is_refused(name, settings, message):
     with pytest.raises(InputError, match=message):
         bert_jax.recipe(name, settings)
+
+
+def test_a_model_is_an_argument_of_compiled_functions(bert, batch):
+    """A pytree whose leaves are its parameters: gradients are a model too, and equal models share a program."""
+    expected = bert_jax.encode(bert.config, bert.params, batch)
+    traced = []
+
+    @jax.jit
+    def hidden(bert, batch):
+        traced.append(None)
+        return bert.apply(batch).hidden
+
+    np.testing.assert_allclose(hidden(bert, batch), expected.hidden, atol=1e-6)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, bert)
+    assert isinstance(doubled, bert_jax.Pretrained) and doubled.tokenizer is bert.tokenizer
+    assert not np.allclose(hidden(doubled, batch), expected.hidden, atol=1e-2)
+    hidden(dataclasses.replace(bert, params=jax.device_get(bert.params)), batch)
+    assert len(traced) == 1
+    hidden(dataclasses.replace(bert, config=dataclasses.replace(bert.config, layer_norm_epsilon=1e-5)), batch)
+    assert len(traced) == 2
+
+    gradient = jax.grad(lambda bert: bert.apply(batch, dropout_key=jax.random.key(0)).hidden[0, 0, 0])(bert)
+    assert (
+        isinstance(gradient, bert_jax.Pretrained) and np.abs(gradient.params["encoder"]["pooler"]["kernel"]).max() == 0
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    kept = bert.apply(batch, layers=True, attentions=True)
+    assert kept.layers.shape[0] == bert.config.num_layers + 1 and kept.attentions is not None
+
+
+@pytest.mark.parametrize("name", ["pretraining", "token_classification"])
+def test_heads_compute_on_a_mesh_as_jax_makes_it(bert, batch, name):
+    """Its axes are explicit: shardings are part of types."""
+    head, rows = HEADS[name], jax.tree.map(lambda leaf: np.tile(leaf, (8, *[1] * (leaf.ndim - 1)))[:8], batch)
+    params = jax.device_get(bert_jax.init_params(bert.config, jax.random.key(0), head, 3))
+    expected = bert_jax.forward(bert.config, params, rows, head)
+    mesh = jax.make_mesh((8,), ("lines",))
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("lines")))
+        whole = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+        found = jax.jit(lambda params, batch: bert_jax.forward(bert.config, params, batch, head))(whole, divided)
+        assert {leaf.sharding.spec[0] for leaf in jax.tree.leaves(found) if leaf.shape[0] == 8} == {"lines"}
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-6), found, expected)
+
+
+def test_models_batches_and_outputs_are_shown_in_a_few_words(bert, batch):
+    assert repr(bert).splitlines() == [
+        "Pretrained(bert, 2 layers of 32, 0.0 M parameters, computes in float32)",
+        "  pretraining; 167 words, at most 64 tokens",
+    ]
+    assert repr(batch).startswith("Batch(token_ids=int32[3,16], type_ids=uint8[3,16], sequence_ids=int32[3,16], ")
+    assert "labels" not in repr(batch) and repr(bert.apply(batch)).startswith("Encoded(hidden=float32[3,16,32], ")
+
+
+def test_functions_of_batches_are_exported(bert, batch):
+    exported = jax.export.export(jax.jit(lambda params, batch: bert_jax.encode(bert.config, params, batch)))
+    written = exported(bert.params, batch).serialize()
+    encoded = jax.export.deserialize(bytearray(written)).call(bert.params, batch)
+    np.testing.assert_allclose(encoded.hidden, bert.apply(batch).hidden, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, lambda array: array.tolist()])
+def test_arrays_of_other_libraries_are_a_batch(bert, batch, kind):
+    mask = batch.sequence_ids.astype(np.int64)
+    same = bert_jax.Batch.from_ids(*map(kind, (batch.token_ids.astype(np.int64), mask, batch.type_ids)))
+    np.testing.assert_allclose(bert.apply(same).hidden[mask > 0], bert.apply(batch).hidden[mask > 0], atol=1e-6)
+    np.testing.assert_allclose(bert.apply(same).pooled, bert.apply(batch).pooled, atol=1e-6)
+    # padding on the left
+    lengths = mask.sum(axis=1)
+    left = np.zeros_like(batch.token_ids)
+    for row, length in enumerate(lengths):
+        left[row, -length:] = batch.token_ids[row, :length]
+    turned = bert_jax.Batch.from_ids(kind(left), kind(np.flip(mask, axis=1)))
+    np.testing.assert_allclose(bert.apply(turned).pooled, bert.apply(batch).pooled, atol=1e-6)
+    alone = bert_jax.Batch.from_ids(kind(batch.token_ids[:1, : lengths[0]]))
+    np.testing.assert_allclose(bert.apply(alone).pooled[0], bert.apply(batch).pooled[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("shapes", [[(3,), (3,)], [(2, 4), (2, 5)], [(2, 4), (2,)], [(2, 4), (2, 4), (1, 4)]])
+def test_arrays_of_other_shapes_are_no_batch(shapes):
+    with pytest.raises(InputError, match=r"not all of one shape \[rows, tokens\]; pad the rows"):
+        bert_jax.Batch.from_ids(*(np.ones(shape, np.int32) for shape in shapes))

@@ -2,12 +2,19 @@
 """A trained BERT as a user has it in Python: loaded from any format, and asked for its encodings."""
 
 import dataclasses
+import math
 import warnings
+from typing import Any, NamedTuple
 
+import jax
+
+from bert_jax.batch import Batch, Encoded, PyTree
 from bert_jax.checkpoints import pretrained
 from bert_jax.checkpoints.pretrained import read_pretrained
 from bert_jax.errors import InputError, shown
 from bert_jax.inference.features import Encodings, Texts, encode_texts
+from bert_jax.model.objective import encode
+from bert_jax.settings.model import ModelConfig
 from bert_jax.storage.places import AnyPath
 from bert_jax.storage.resolve import resolve
 
@@ -23,6 +30,58 @@ class Pretrained(pretrained.Pretrained):
     def encode(self, texts: Texts, long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, as `encode_texts`, which says what it raises."""
         return encode_texts(self, texts, long_texts)
+
+    def apply(
+        self,
+        batch: Batch,
+        dropout_key: jax.Array | None = None,
+        layers: bool = False,
+        attentions: bool = False,
+    ) -> Encoded:
+        """Returns the encoder's outputs for a batch: `bert_jax.encode` of this model.
+
+        The model is a pytree with its parameters as leaves: `jax.jit(lambda bert, batch: bert.apply(batch))` takes it
+        as an argument, and `jax.grad` gives a model of gradients.
+        """
+        return encode(self.config, self.params, batch, dropout_key, layers, attentions)
+
+    def __repr__(self) -> str:
+        config = self.config
+        leaves = jax.tree.leaves(self.params)
+        numbers = sum(math.prod(getattr(leaf, "shape", ())) for leaf in leaves)
+        labels = f" of {', '.join(self.labels)}" if self.labels else ""
+        return (
+            f"Pretrained({config.family}, {config.num_layers} layers of {config.hidden_size}, {numbers / 1e6:.1f} M "
+            f"parameters, computes in {config.compute_dtype})\n"
+            f"  {self.task}{labels[:80]}; {config.vocab_size} words, at most {config.max_positions} tokens"
+        )
+
+
+class _Known(NamedTuple):
+    """What a model knows beside its parameters; programs are compiled for it."""
+
+    config: ModelConfig
+    others: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Known) or self.config != other.config:
+            return False
+        return all(self.others[name] is other.others[name] for name in self.others)
+
+    def __hash__(self) -> int:
+        return hash(self.config)
+
+
+def _flatten(bert: Pretrained) -> tuple[tuple[PyTree], _Known]:
+    fields = {field.name: getattr(bert, field.name) for field in dataclasses.fields(bert)}
+    return (fields.pop("params"),), _Known(fields.pop("config"), fields)
+
+
+def _unflatten(known: _Known, children: tuple[PyTree]) -> Pretrained:
+    return Pretrained(config=known.config, params=children[0], **known.others)
+
+
+jax.tree_util.register_pytree_node(Pretrained, _flatten, _unflatten)
 
 
 def load_pretrained(path: AnyPath, dtype: str = "") -> Pretrained:

@@ -32,7 +32,7 @@ import numpy as np
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, Encoded
 from bert_jax.devices.sharding import constrain_rows, whole
 from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
 from bert_jax.model.on_cpu import layer_name
@@ -211,21 +211,6 @@ class Pooler(nn.Module):
         activation = jnp.tanh if block.activation == "tanh" else ACTIVATIONS[block.activation]
         pooled = activation(pooled)
         return layer_norm(config)(pooled).astype(config.compute_dtype) if block.norm else pooled
-
-
-class Encoded(NamedTuple):
-    """The outputs of the encoder for a batch."""
-
-    hidden: jax.Array  # [B, L, H]: the last layer
-    # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler (`Block`)
-    pooled: jax.Array | None
-    # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`; with norm before a block they are sums,
-    # all but the last before a norm
-    layers: jax.Array | None
-    # [D, V padded, width of it]: for the tied output layer; D equal copies (`copy_to_rows`)
-    word_table: jax.Array
-    # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
-    attentions: jax.Array | None = None
 
 
 class Encoder(nn.Module):

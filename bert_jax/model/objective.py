@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bert_jax.batch import Batch, PyTree, RowShape
+from bert_jax.batch import Batch, Encoded, PyTree, RowShape
 from bert_jax.devices.sharding import axis_of_rows, has_explicit_axes
-from bert_jax.model.bert import Encoded, Encoder
+from bert_jax.model.bert import Encoder
 from bert_jax.model.derivatives import plain_derivatives
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import (
@@ -29,6 +30,11 @@ from bert_jax.settings.model import ModelConfig, check_has_words
 from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
 
 NO_TEACHER = TeacherConfig()
+# Functions of batches and of what is encoded can be exported.
+for _kind in (Batch, Encoded):
+    jax.export.register_namedtuple_serialization(
+        _kind, serialized_name=f"bert_jax.{_kind.__name__}"
+    )
 Params = dict[str, PyTree]  # nested dicts of float32 arrays
 
 
@@ -207,18 +213,38 @@ def encode(
         kept = layers, attentions
         return encoder.apply({"params": params}, batch, deterministic, *kept, rngs=rngs)  # type: ignore[return-value]
 
-    call: Callable[..., Any] = apply
-    if has_explicit_axes():  # within, the compiler divides the arrays
-        axis = axis_of_rows(batch.token_ids)
-        divided, later = PartitionSpec(axis), PartitionSpec(None, axis)
-        out = Encoded(divided, divided, later, PartitionSpec(), later)  # type: ignore[arg-type]
-        call = jax.sharding.auto_axes(apply, out_sharding=out)
     with contextlib.nullcontext() if own_derivatives else plain_derivatives():
-        return call(params["encoder"], batch, rngs)
+        return _on_any_mesh(apply, params["encoder"], batch, rngs)
+
+
+def _on_any_mesh(
+    apply: Callable[..., Any], params: Params, batch: Batch, rngs: dict[str, jax.Array]
+) -> Any:
+    """Returns `apply(params, batch, rngs)`.
+
+    On a mesh whose shardings are part of types the compiler divides the arrays within, and outputs are divided as the
+    rows of the batch are.
+    """
+    if not has_explicit_axes():
+        return apply(params, batch, rngs)
+    axis, num_rows = axis_of_rows(batch.token_ids), len(batch.token_ids)
+
+    def divided(output: jax.ShapeDtypeStruct) -> PartitionSpec:
+        if output.shape[:1] == (num_rows,):
+            return PartitionSpec(axis)
+        # the layers' outputs are stacked on an axis before the rows
+        return PartitionSpec(None, axis) if output.shape[1:2] == (num_rows,) else PartitionSpec()
+
+    given = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, batch, rngs)
+    )
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        out = jax.tree.map(divided, jax.eval_shape(apply, *given))
+    return jax.sharding.auto_axes(apply, out_sharding=out)(params, batch, rngs)  # type: ignore[call-arg]
 
 
 def forward(
-    model: ModelConfig,
+    config: ModelConfig,
     params: Params,
     batch: Batch,
     head: Head,
@@ -232,23 +258,30 @@ def forward(
     if not num_outputs and "classifier" in params:
         num_outputs = params["classifier"]["bias"].shape[0]
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    module = Model(model, head, num_outputs)
-    return module.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
+    module, deterministic = Model(config, head, num_outputs), dropout_key is None
+    return _on_any_mesh(
+        lambda params, batch, rngs: module.apply(
+            {"params": params}, batch, deterministic, rngs=rngs
+        ),
+        params,
+        batch,
+        rngs,
+    )
 
 
 # traced once, for shapes and values
-@functools.partial(jax.jit, static_argnames=("model", "head", "num_outputs"))
+@functools.partial(jax.jit, static_argnames=("config", "head", "num_outputs"))
 def init_params(
-    model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0
+    config: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0
 ) -> Params:
     """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
-    check_has_words(model)
+    check_has_words(config)
     # the same numbers from a program that does not grow with the layers
-    model = replace(model, unroll=1)
+    config = replace(config, unroll=1)
     row = jnp.zeros((1, 2), jnp.int32)
     sequence = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(row, row, row, sequence, sequence, mlm_positions=sequence)
-    return dict(Model(model, head, num_outputs).init(key, batch)["params"])
+    return dict(Model(config, head, num_outputs).init(key, batch)["params"])
 
 
 def parts_of(params: Params) -> tuple[str, ...]:
