@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common parts of the kernels of fused attention: their static parameters, and dropout as a hash.
 
-Each kernel of a platform has the functions `fits`, `forward` and `backward`; `fused_attention` chooses one.
+Each kernel has the functions `fits`, `forward` and `backward`; `fused_attention` chooses one.
 """
 
 from typing import NamedTuple

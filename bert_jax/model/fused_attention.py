@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused attention: a kernel for TPUs and one for GPUs, which write no scores to the memory of the device.
+"""Fused attention: kernels for TPUs and GPUs, which write no scores to the memory of the device.
 
 The backward pass recomputes scores and probabilities from query and key, and draws the same dropout again. So the
 memory and traffic of a layer grow with the length of a row, not with its square.
@@ -32,23 +32,36 @@ from bert_jax.settings.model import ModelConfig
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
 
-# by JAX's name of the platform
-_MODULES = {"tpu": "fused_attention_tpu", "cuda": "fused_attention_gpu"}
+# by their names; JAX's name of the platform is "tpu" for the first two
+_MODULES = {
+    "tpu": "fused_attention_tpu",
+    "splash": "splash_attention_tpu",
+    "cuda": "fused_attention_gpu",
+}
+# Their backward passes read the context, and what the forward pass knows of the softmax of each query.
+_WITH_STATISTICS = ("splash", "cuda")
 
 
 @functools.cache
 def kernels() -> dict[str, ModuleType]:
-    """Returns the kernels by platform. Without the part of Pallas that one needs, its platform computes by `attend`."""
+    """Returns the kernels by name. Without the part of Pallas that one needs, its platform computes by `attend`."""
     there = {}
-    for platform, name in _MODULES.items():
+    for name, module in _MODULES.items():
         try:
-            there[platform] = importlib.import_module(f"bert_jax.model.{name}")
+            there[name] = importlib.import_module(f"bert_jax.model.{module}")
         except ImportError as error:
             warnings.warn(
-                f"attention=fused has no kernel for {platform} with this JAX ({error}); use plain",
+                f"attention=fused has no kernel {name!r} with this JAX ({error}); use plain",
                 stacklevel=2,
             )
     return there
+
+
+def _fitting(shape: AttentionShape, array: jax.Array, interpret: str = "") -> list[str]:
+    """Returns the names of the kernels that support `array`, at most one of a platform; of tests, the one they run."""
+    if interpret:
+        return [interpret]
+    return [name for name, kernel in kernels().items() if kernel.fits(shape, array)]
 
 
 def attend_by_ids(
@@ -101,8 +114,8 @@ def fused_attention(
         platforms, so a loss must not read it.
     rate, dropout_key: the share of probabilities that is set to 0, exact to 1 / 131,072, and the random key.
     precision: as in `product`.
-    interpret: "tpu" or "cuda" runs the kernel of that platform anywhere, slowly, for tests.
-    window: the tokens to each side that a query sees; 0 is all. GPUs have kernels for it, without dropout.
+    interpret: the name of one of `kernels` runs it anywhere, slowly, for tests.
+    window: the tokens to each side that a query sees; 0 is all. Kernels take it without dropout.
     use_kernels: False computes without a kernel too.
     """
     rows, _, hidden = query.shape
@@ -114,8 +127,7 @@ def fused_attention(
         assert dropout_key is not None, f"dropout of {rate} needs a key"
         keys = jax.lax.bitcast_convert_type(bits_of_rows(dropout_key, keys.shape), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
-    gpu = kernels().get("cuda")
-    if not use_kernels or (window and not (gpu and gpu.fits(shape, query))):
+    if not use_kernels or (window and not _fitting(shape, query, interpret)):
         return checkpoint_name(jax.checkpoint(functools.partial(_plain, shape))(*arrays), SAVED)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
     divided = num_row_shards() * mesh.shape.get(tensor, 1)
@@ -146,13 +158,10 @@ def _attention_forward(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Returns the context, and what the backward pass reads: the context, the statistics of softmax, the arrays.
 
-    The statistics [B, N, L] are those of `fused_attention_gpu.forward`; other platforms have none, and XLA removes the
-    zeros in their place.
+    The statistics [B, N, L] are those of `_WITH_STATISTICS`; other platforms have none, and XLA removes the zeros in
+    their place.
     """
-    gpu = kernels().get("cuda")
-    with_statistics = interpret == "cuda" or (
-        not interpret and gpu is not None and gpu.fits(shape, arrays[0])
-    )
+    with_statistics = set(_WITH_STATISTICS) & set(_fitting(shape, arrays[0], interpret))
     missing = (*arrays[4].shape[:2], arrays[0].shape[1] if with_statistics else 0)
 
     def without(compute: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
@@ -163,8 +172,9 @@ def _attention_forward(
         interpret,
         arrays[0],
         arrays,
-        tpu=without(lambda *arrays: kernels()["tpu"].forward(shape, interpret == "tpu", *arrays)),
-        cuda=lambda *arrays: kernels()["cuda"].forward(shape, interpret == "cuda", *arrays),
+        tpu=without(lambda *arrays: kernels()["tpu"].forward(shape, bool(interpret), *arrays)),
+        splash=lambda *arrays: kernels()["splash"].forward(shape, bool(interpret), *arrays),
+        cuda=lambda *arrays: kernels()["cuda"].forward(shape, bool(interpret), *arrays),
         default=without(functools.partial(_plain, shape)),
     )
     # Rematerialization "dots" keeps both, or the backward pass would run the forward kernel again.
@@ -184,7 +194,7 @@ def _attention_backward(
     def on_tpu(
         gradient: jax.Array, context: jax.Array, statistics: jax.Array, *arrays: jax.Array
     ) -> Gradients:
-        return kernels()["tpu"].backward(shape, interpret == "tpu", gradient, *arrays)
+        return kernels()["tpu"].backward(shape, bool(interpret), gradient, *arrays)
 
     gradients = _by_platform(
         shape,
@@ -192,7 +202,8 @@ def _attention_backward(
         gradient,
         (gradient, *saved),
         tpu=on_tpu,
-        cuda=lambda *arrays: kernels()["cuda"].backward(shape, interpret == "cuda", *arrays),
+        splash=lambda *arrays: kernels()["splash"].backward(shape, bool(interpret), *arrays),
+        cuda=lambda *arrays: kernels()["cuda"].backward(shape, bool(interpret), *arrays),
         default=plain,
     )
     return (*gradients, *(np.zeros(array.shape, jax.dtypes.float0) for array in saved[5:]))
@@ -214,7 +225,7 @@ def _by_platform(
     if interpret:
         return functions[interpret](*arrays)
     fitting = {
-        name: functions[name] for name, kernel in kernels().items() if kernel.fits(shape, like)
+        "tpu" if name == "splash" else name: functions[name] for name in _fitting(shape, like)
     }
     if not fitting:
         return functions["default"](*arrays)

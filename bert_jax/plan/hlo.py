@@ -28,6 +28,8 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<= ]*)\](?:\{[^{}]*S\((\d+)\)[^{}]*
 _CALLED = re.compile(rf"\b(?:calls|to_apply|body|true_computation|false_computation)={_NAME}")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _KERNEL = re.compile(r'custom_call_target="(?:__gpu\$xla\.gpu\.triton|triton_kernel_call\w*)"')
+# Pallas kernels declare their FLOPs, or stand within a name that does.
+_ESTIMATE = re.compile(r'(?:"cost_estimate":\s*\{"flops":\s*"|\bkernel_flops_)(\d+)')
 _CUBLAS = re.compile(r'custom_call_target="__cublas\$')
 
 
@@ -90,10 +92,12 @@ def parse(text: str) -> Module:
         if header:
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
-        elif line.startswith("}"):
+        elif line.startswith("}") and not line.startswith("}}"):
             current = None
         elif current is not None and (match := _INSTRUCTION.match(line)):
             current.append(_instruction(match[1], match[2]))
+        elif current:  # what a kernel says about itself may take lines of its own
+            current[-1] = current[-1]._replace(attributes=current[-1].attributes + line)
     partitions = re.search(r"\bnum_partitions=(\d+)", text[:100_000])
     return Module(computations, entry, int(partitions[1]) if partitions else 1)
 
@@ -263,7 +267,7 @@ def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
     if instruction.opcode != "custom-call":
         return 0
     if not _KERNEL.search(instruction.attributes):
-        estimate = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', instruction.attributes)
+        estimate = _ESTIMATE.search(instruction.attributes)
         return int(estimate[1]) if estimate else 0
     name = re.search(r'\bname = "(\w+)"', instruction.attributes)
     rows, length, hidden = operands[0].shape  # of the query

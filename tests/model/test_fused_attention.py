@@ -60,6 +60,8 @@ def sketch(query, key, value, num_heads, causal, kept=None):
     return result
 
 
+WITH_DROPOUT = [name for name in fused.kernels() if name != "splash"]
+
 # Heads of a TPU's tile of 128 columns: two of 64, four of 32; and a model too narrow for one.
 HEADS_OF_KERNELS = [("tpu", 4, 64), ("tpu", 8, 32), ("tpu", 3, 24), ("cuda", 2, 64), ("cuda", 4, 16)]
 
@@ -145,7 +147,7 @@ def test_a_kernel_for_gpus_goes_through_the_blocks_of_its_sequences_alone(causal
     np.testing.assert_array_equal(np.isnan(of_first).any(axis=1), ids[0] == 3)
 
 
-@pytest.mark.parametrize("platform", fused.kernels())
+@pytest.mark.parametrize("platform", WITH_DROPOUT)
 def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform):
     given = arrays(4, 64, "bfloat16")
     kernel, plain = (both_passes(*given, num_heads=4, rate=0.1, interpret=interpret) for interpret in (platform, ""))
@@ -191,7 +193,7 @@ def test_dropout_is_of_the_rate_and_keeps_the_mean_and_is_no_pattern():
 def test_dropout_multiplies_what_the_sketch_says():
     given = arrays(4, 64)
     kept = kept_by(0.1)
-    for platform in fused.kernels():
+    for platform in WITH_DROPOUT:
         result = both_passes(*given, num_heads=4, rate=0.1, interpret=platform)[0]
         np.testing.assert_allclose(result, sketch(*given[:3], 4, False, kept), atol=1e-5)
     assert np.abs(kept - kept_by(0.1, key=8)).max() > 1  # another key, another mask
@@ -200,7 +202,7 @@ def test_dropout_multiplies_what_the_sketch_says():
 @pytest.mark.parametrize("size", [128, 192])  # blocks of 64 and of 32 queries
 def test_every_kernel_drops_the_same_probabilities(size):
     options = {"rate": 0.3, "rows": 1, "size": size, "num_heads": 2}
-    dropped = [kept_by(**options, interpret=platform) == 0 for platform in ("", *fused.kernels())]
+    dropped = [kept_by(**options, interpret=platform) == 0 for platform in ("", *WITH_DROPOUT)]
     assert 0.2 < dropped[0].mean() < 0.4
     for of_kernel in dropped[1:]:
         np.testing.assert_array_equal(of_kernel, dropped[0])
@@ -279,7 +281,7 @@ def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_
 def test_rows_that_no_kernel_takes_are_computed_plainly():
     query, key, value, _ = arrays(4, 64)
     shape = AttentionShape(4, 64, False, 2**16)
-    for kernel in fused.kernels().values():
+    for kernel in (fused.kernels()[name] for name in WITH_DROPOUT):
         narrow = query.astype(jnp.bfloat16)
         assert kernel.fits(shape, narrow) and not kernel.fits(shape, narrow[:, :50])
         assert not kernel.fits(shape._replace(num_heads=12, head_size=80), jnp.zeros((1, 64, 960)))
@@ -376,7 +378,7 @@ warnings.simplefilter("ignore")
 import numpy as np, jax
 import bert_jax
 from bert_jax.model import fused_attention
-assert list(fused_attention.kernels()) == ["tpu"]
+assert list(fused_attention.kernels()) == ["tpu", "splash"]
 config = bert_jax.ModelConfig(50, 32, 2, 4, intermediate_size=64, max_positions=16, attention="fused")
 params = bert_jax.init_params(config, jax.random.key(0))
 ids = np.ones((2, 16), np.int32)

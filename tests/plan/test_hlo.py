@@ -203,3 +203,6 @@ ENTRY %main (x: (s32[])) -> (s32[]) {
 """
     config = '{"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"700","transcendentals":"3"}}}'
     assert hlo.flops(text.replace("CONFIG", config)) == 3500
+    told = '{}, frontend_attributes={kernel_metadata={\n"blocks":"128"\n}}, metadata={op_name="a/kernel_flops_900/b"}'
+    # in lines of its own, and the computation goes on after it
+    assert hlo.flops(text.replace("CONFIG", told)) == 4500
