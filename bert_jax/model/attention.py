@@ -33,11 +33,9 @@ class Sight(NamedTuple):
     local: jax.Array | None
     positions: jax.Array  # [B, L] in the sequence
 
-    def mask(self, is_global: jax.Array | None) -> jax.Array:
-        """Returns the mask [B, L, L] of a layer that sees whole sequences if `is_global` [] bool, or is None."""
-        if is_global is None or self.local is None:
-            return self.attends
-        return jnp.where(is_global, self.attends, self.local)
+    def mask(self, is_global: bool) -> jax.Array:
+        """Returns the mask [B, L, L] of a layer that sees whole sequences if `is_global`."""
+        return self.attends if is_global or self.local is None else self.local
 
 
 def what_is_seen(config: ModelConfig, batch: Batch, keep_attentions: bool) -> Sight:
@@ -100,13 +98,11 @@ def turn_heads(
     query: jax.Array,
     key: jax.Array,
     positions: jax.Array,
-    is_global: jax.Array | None,
+    is_global: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns queries and keys [B, L, H] turned by their positions; local layers have frequencies of their own."""
-    frequencies = jnp.asarray(rotary_frequencies(config.rotary_theta, config.head_size))
-    if is_global is not None:
-        local = rotary_frequencies(config.local_rotary_theta, config.head_size)
-        frequencies = jnp.where(is_global, frequencies, local)
+    theta = config.rotary_theta if is_global else config.local_rotary_theta
+    frequencies = jnp.asarray(rotary_frequencies(theta, config.head_size))
     # Computed again in the backward pass: cheaper than to keep float32 copies of both.
     turn = jax.checkpoint(functools.partial(rotate, head_size=config.head_size))
     return turn(query, positions, frequencies), turn(key, positions, frequencies)

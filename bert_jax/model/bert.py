@@ -7,8 +7,9 @@ What is unusual here:
   where the paper's page has its line: `norm`, `positions`, `feed_forward`, `window`, `pooling`, `block`.
 - A row may hold several sequences. `sequence_ids` [B, L] is the padding mask and the mask between sequences at once:
   a query sees a key if their ids are equal and not 0. Positions start again with each sequence.
-- The layers' parameters are stacked on a leading axis, and one `scan` runs over them. `unroll` chooses between the time
-  to compile and the time of a step. On a CPU the answering functions take them apart (`on_cpu.unstack`).
+- The layers' parameters are stacked on a leading axis, and one `scan` runs over them; where some see windows, over
+  groups of layers (`groups`). `unroll` chooses between the time to compile and the time of a step. On a CPU the
+  answering functions take them apart (`on_cpu.unstack`).
 - Products have operands in the compute dtype and sums in float32, in both passes (`product`). Parameters, layer norm,
   softmax and losses are float32.
 - Layer norm and the activation are computed again in the backward pass: cheaper than to keep them. `remat` does more.
@@ -24,17 +25,18 @@ Dimension letters: `batch.py`. Heads, which read what the encoder returns, are i
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.batch import Batch, Encoded
 from bert_jax.devices.sharding import constrain_rows, whole
 from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
+from bert_jax.model.groups import run_layers
 from bert_jax.model.on_cpu import layer_name
 from bert_jax.model.parts import (
     ACTIVATIONS,
@@ -123,11 +125,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, stream: Stream, sight: Sight, is_global: jax.Array | None, deterministic: bool
+        self, stream: Stream, sight: Sight, is_global: bool, deterministic: bool
     ) -> tuple[Stream, jax.Array | None]:
         """Returns the stream, and the probabilities of attention [B, N, L, L], if `sight` has masks of that shape.
 
-        `is_global` [] bool: whether the layer sees whole sequences; None if all layers do.
+        `is_global` says whether the layer sees whole sequences, and not windows.
         """
         config, probabilities = self.config, None
         dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.dense_bias)
@@ -184,7 +186,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, stream: Stream, sight: Sight, is_global: jax.Array | None, deterministic: bool
+        self, stream: Stream, sight: Sight, is_global: bool, deterministic: bool
     ) -> tuple[Stream, jax.Array | None]:
         """Returns the stream in the compute dtype, and the probabilities of `Attention`."""
         stream, probabilities = Attention(self.config, name="attention")(
@@ -240,39 +242,32 @@ class Encoder(nn.Module):
         embedded, word_table = embed(batch, sight.positions, deterministic)
         embedded = constrain_rows(embedded)
 
-        def layer(
-            module: Layer, stream: Stream, is_global: jax.Array | None
-        ) -> tuple[Stream, tuple]:
-            stream, probabilities = module(stream, sight, is_global, deterministic)
-            stream = jax.tree.map(constrain_rows, stream)
-            output = stream.hidden if stream.summed is None else stream.summed
-            kept = output if keep_layers else None
-            return stream, (kept, probabilities if keep_attentions else None)
+        def layer(is_global: bool) -> Callable[..., tuple[Stream, tuple]]:
+            def run(module: Layer, stream: Stream, _: None = None) -> tuple[Stream, tuple]:
+                stream, probabilities = module(stream, sight, is_global, deterministic)
+                stream = jax.tree.map(constrain_rows, stream)
+                output = stream.hidden if stream.summed is None else stream.summed
+                kept = output if keep_layers else None
+                return stream, (kept, probabilities if keep_attentions else None)
 
-        if config.remat != "none":
-            layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+            if config.remat == "none":
+                return run
+            return nn.remat(run, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+
         stream = Stream(embedded, None if config.norm == "after" else embedded)
-        is_global = (
-            np.arange(config.num_layers) % config.global_every == 0 if config.num_local else None
-        )
-        # parameters that `on_cpu.unstack` has taken out of their stack
-        if self.has_variable("params", layer_name(0)):
-            per_layer = []
-            for index in range(config.num_layers):
-                here = None if is_global is None else is_global[index]
-                stream, extras = layer(Layer(config, name=layer_name(index)), stream, here)
-                per_layer.append(extras)
-            kept, attentions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_layer)
+        apart = self.has_variable("params", layer_name(0))
+        if (apart or config.num_local) and not self.is_initializing():
+            module = Layer(config, parent=None)
+            stream, (kept, attentions) = run_layers(self, config, layer, module, stream)
         else:
             scan = nn.scan(
-                layer,
+                layer(is_global=True),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=config.num_layers,
                 unroll=config.layers_at_once(jax.default_backend()),
             )
-            flags = None if is_global is None else jnp.asarray(is_global)
-            stream, (kept, attentions) = scan(Layer(config, name="layers"), stream, flags)
+            stream, (kept, attentions) = scan(Layer(config, name="layers"), stream, None)
 
         hidden, pooled = stream.hidden, None
         if self.pool:

@@ -70,27 +70,27 @@ def attend_by_ids(
     key: jax.Array,
     value: jax.Array,
     ids: jax.Array,
-    is_global: jax.Array | None,
+    is_global: bool,
     dropout_key: jax.Array | None,
 ) -> jax.Array:
     """Returns the context [B, L, H] of a layer without storing the scores of a row: by a kernel, in blocks or windows.
 
-    query, key and value are [B, L, H], and ids [B, L] the sequence ids. `is_global` [] bool says whether the layer sees
-    whole sequences and not windows; None if all layers do. Without `dropout_key` there is no dropout.
+    query, key and value are [B, L, H], and ids [B, L] the sequence ids. `is_global` says whether the layer sees whole
+    sequences and not windows. Without `dropout_key` there is no dropout.
     """
-    compute = functools.partial(
-        fused_attention,
+    return fused_attention(
+        query,
+        key,
+        value,
+        ids,
         num_heads=config.num_heads,
         causal=config.causal,
         rate=0.0 if dropout_key is None else config.attention_dropout_rate,
         dropout_key=dropout_key,
         precision=config.matmul_precision,
+        window=0 if is_global else config.window,
         use_kernels=config.attention == "fused",
     )
-    if is_global is None:
-        return compute(query, key, value, ids)
-    local = functools.partial(compute, window=config.window)
-    return jax.lax.cond(is_global, compute, local, query, key, value, ids)
 
 
 def fused_attention(
