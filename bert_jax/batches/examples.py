@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, Row
 from bert_jax.batches.load import prefetch
-from bert_jax.batches.make import batch_of_layout
+from bert_jax.batches.make import batch_of_layout, texts_apart
 from bert_jax.batches.order import plan_epoch, steps_per_epoch
 from bert_jax.batches.pack import Layout, Shape, Sizes, layout_alone, layout_packed, sizes_of
 from bert_jax.batches.shapes import (
@@ -42,7 +42,7 @@ class Batching:
         if not self.texts:
             return sizes_of(rows)
         if self.shape is not None:
-            return sizes_of(_texts_apart(rows))
+            return sizes_of(texts_apart(rows))
         return Sizes(
             np.array([max(row.lengths) for row in rows], np.int64), np.ones(len(rows), np.int64)
         )
@@ -91,28 +91,13 @@ def choose_batching(
         return alone
 
     def packed(group: int) -> Batching:
-        parts = sizes_of(_texts_apart(rows) if apart else rows)
+        parts = sizes_of(texts_apart(rows) if apart else rows)
         return dataclasses.replace(
             alone, shape=choose_shape(parts, num_parts, model, multiple, group, num_steps)
         )
 
     fewer = pack == "on" or packed(1).flops(rows, model) < alone.flops(rows, model)
     return packed(group) if fewer else alone
-
-
-def _texts_apart(rows: Sequence[Row]) -> list[Row]:
-    """Returns a row for each text, with a label as `Head.labels_of_batch` takes it; `example` is the row's number.
-
-    The label of a row is its score, and a number for each text.
-    """
-    most, text_rows = max(len(row.lengths) for row in rows), []
-    for number, row in enumerate(rows):
-        ends = np.cumsum(row.lengths)[:-1]
-        parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
-        for kind, (token_ids, type_ids, text) in enumerate(parts):
-            label = (most, kind, text, row.label[0])
-            text_rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
-    return text_rows
 
 
 def train_batches(
@@ -122,7 +107,7 @@ def train_batches(
 
     At each step, packed batches have the same rows of the task as unpacked batches without `bucket`.
     """
-    parts = _texts_apart(rows) if batching.texts else rows
+    parts = texts_apart(rows) if batching.texts else rows
     sizes, row_sizes = sizes_of(parts), dataclasses.replace(batching, shape=None).sizes(rows)
     ends = (
         np.cumsum([len(row.lengths) for row in rows])[:-1]

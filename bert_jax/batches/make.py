@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches made of rows of texts and of tasks, on the host and on the mesh."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,37 +16,123 @@ from bert_jax.devices.sharding import row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import Spot
+from bert_jax.model.heads.sequence import SEQUENCES
+from bert_jax.model.inputs import check_rows
 from bert_jax.text.fitting import fit_texts, tell_cut
 from bert_jax.text.tokenizer import Tokenizer
 
 
 def make_batch(
-    tokenizer: Tokenizer,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
-    max_length: int = 512,
+    tokenizer: Any,
+    texts: Sequence[Any],
+    max_length: int | None = None,
     long_texts: str = "cut",
+    labels: Sequence[Any] | None = None,
+    head: Head = SEQUENCES,
 ) -> Batch:
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP] rows of numpy arrays, one for each text or pair of texts.
 
-    They are padded to one of a few lengths, since JAX compiles a program for each. A text with more than
-    `max_length` tokens, [CLS] and [SEP] included, is cut, with a warning, or with `long_texts` "refuse" an error.
+    They are padded to one of a few lengths, since JAX compiles a program for each.
 
-    Raises: InputError if there is no text, if one is not a text and not a pair, or if no pair fits in `max_length`.
+    Args:
+      tokenizer: or the model, such as `load_pretrained` gives, so that the batch fits it: its positions, its ids.
+      texts: each a text or a pair of texts. An example of choices, or of texts that are to be compared (embeddings), is
+        a list of them.
+      max_length: None is as many as the model has positions, or without a model 512.
+      long_texts: a text with more than `max_length` tokens, [CLS] and [SEP] included, is cut, with a warning, or with
+        "refuse" an error.
+      labels: one for each example, as `head` has them: a class, a number, or a probability for each class; for tokens a
+        class for each token of the row, -1 for none; the first and the last token of an answer; the index of the right
+        choice; for texts that are compared, a score. None writes none.
+      head: one of `HEADS` or one's own.
+
+    Raises: InputError if there is no text, if one is not a text and not a pair, if no pair fits in `max_length`, or if
+      the model has not so many positions; if labels do not fit their examples.
     """
-    least = 2 + len(tokenizer.between)
+    model = tokenizer if hasattr(tokenizer, "tokenizer") else None
+    tokenizer = model.tokenizer if model else tokenizer
+    least, most = 2 + len(tokenizer.between), model.config.max_positions if model else 512
+    max_length = most if max_length is None else max_length
     if not isinstance(max_length, int | np.integer) or max_length < least:
         raise InputError(
             f"max_length {max_length!r} is not a whole number of {least} or more; 128 and 512 are usual"
         )
     if isinstance(texts, str) or not len(texts):
         raise InputError("there is no text for a batch; give a list of texts or of pairs of texts")
-    rows = fit_texts(tokenizer, texts, max_length, long_texts)
-    tell_cut(sum(row.was_cut for row in rows), max_length)
-    length = padded_length(max(len(row.token_ids) for row in rows), max_length, 8)
+    if labels is not None and len(labels) != len(texts):
+        raise InputError(f"there are {len(labels)} labels for {len(texts)} examples; give each one")
+    rows, cut = _rows_of_texts(tokenizer, texts, max_length, long_texts, labels, head)
+    if model:
+        check_rows(model.config, rows, "a text")
+    tell_cut(cut, max_length)
+    longest, widest = (
+        max(map(len, column)) for column in zip(*((r.token_ids, r.lengths) for r in rows))
+    )
+    length = padded_length(longest, max(longest, max_length), 8)
     token_ids, type_ids = [row.token_ids for row in rows], [row.type_ids for row in rows]
-    batch = pad_rows(token_ids, length, type_ids, pad_id=tokenizer.pad_id)
+    lengths = [row.lengths for row in rows]
+    batch = pad_rows(token_ids, length, type_ids, lengths, widest, tokenizer.pad_id)
     # a single word to predict
-    return batch._replace(mlm_positions=np.zeros((len(rows), 1), np.int32))
+    batch = batch._replace(mlm_positions=np.zeros((len(rows), 1), np.int32))
+    if labels is None:
+        return batch
+    bins = [[row] for row in rows]
+    if head.needs_whole_batch:
+        return batch._replace(labels=head.labels_of_batch(bins, widest, len(texts)))
+    batch = _labelled(batch, bins, head, labels)
+    names = model.labels if model and head.has_labels and model.task == head.name else ()
+    if names and batch.labels.dtype.kind == "i" and batch.labels.max() >= len(names):
+        raise InputError(
+            f"a label is {batch.labels.max()}, and the model has {len(names)} classes: {', '.join(names)}"
+        )
+    return batch
+
+
+def _rows_of_texts(
+    tokenizer: Tokenizer,
+    texts: Sequence[Any],
+    max_length: int,
+    long_texts: str,
+    labels: Sequence[Any] | None,
+    head: Head,
+) -> tuple[list[Row], int]:
+    """Returns a row for each example, or for each text if they are laid out apart, and how many texts were cut."""
+    several = head.is_of_several or head.needs_whole_batch
+    groups = [list(text) if several and not isinstance(text, str) else [text] for text in texts]
+    fitted = fit_texts(tokenizer, list(itertools.chain(*groups)), max_length, long_texts)
+    parts, rows, numbers = iter(fitted), [], {}
+    for index, group in enumerate(groups):
+        own = [next(parts) for _ in group]
+        label = None if labels is None else labels[index]
+        if head.needs_whole_batch:  # equal texts have equal numbers
+            known = [numbers.setdefault(part.token_ids.tobytes(), len(numbers)) for part in own]
+            label = (label or 0.0, *known)
+        rows.append(
+            Row(
+                example=index,
+                token_ids=np.concatenate([part.token_ids for part in own]),
+                type_ids=np.concatenate([part.type_ids for part in own]),
+                lengths=tuple(len(part.token_ids) for part in own),
+                label=label,
+            )
+        )
+    cut = sum(part.was_cut for part in fitted)
+    return (texts_apart(rows) if head.needs_whole_batch else rows), cut
+
+
+def texts_apart(rows: Sequence[Row]) -> list[Row]:
+    """Returns a row for each text, with a label as `Head.labels_of_batch` takes it; `example` is the row's number.
+
+    The label of a row is its score, and a number for each text.
+    """
+    most, text_rows = max(len(row.lengths) for row in rows), []
+    for number, row in enumerate(rows):
+        ends = np.cumsum(row.lengths)[:-1]
+        parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
+        for kind, (token_ids, type_ids, text) in enumerate(parts):
+            label = (most, kind, text, row.label[0])
+            text_rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
+    return text_rows
 
 
 def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
@@ -118,7 +206,17 @@ def batch_of_rows(
     known = [row.label for members in (bins if whole is None else whole) for row in members]
     if not known or any(label is None for label in known) or head.needs_whole_batch:
         return batch
-    labels = head.no_labels(len(bins), length, num_places, known[0])
+    return _labelled(batch, bins, head, known)
+
+
+def _labelled(
+    batch: Batch, bins: Sequence[Sequence[Row]], head: Head, known: Sequence[Any]
+) -> Batch:
+    """Returns the batch with the labels and weights of its rows; `known` are all labels, which decide their form."""
+    # one of them may be a whole number where the others are not
+    like = next((label for label in known if np.asarray(label).dtype.kind == "f"), known[0])
+    (num_rows, length), num_places = batch.token_ids.shape, batch.cls_positions.shape[1]
+    labels = head.no_labels(num_rows, length, num_places, like)
     for line, members in enumerate(bins):
         for row, spot in spots_of(members):
             head.write_label(labels[line], row.label, spot)

@@ -23,11 +23,12 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.labels import Spot
+from bert_jax.model.inputs import check_rows
 from bert_jax.model.objective import Params, encode, forward
 from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.settings.model import ModelConfig, check_type_ids
-from bert_jax.tasks.base import largest_type, single_row
+from bert_jax.settings.model import ModelConfig
+from bert_jax.tasks.base import single_row
 from bert_jax.text.fitting import fit_texts, tell_cut
 
 Texts: TypeAlias = Sequence[str] | Sequence[tuple[str, str]]
@@ -210,7 +211,7 @@ def _rows(
         single_row(number, text.token_ids, type_ids=text.type_ids)
         for number, text in enumerate(fitted)
     ]
-    check_type_ids(bert.config, largest_type(rows), "the input")
+    check_rows(bert.config, rows, "the input")
     return rows, [text.was_cut for text in fitted]
 
 

@@ -37,6 +37,7 @@ from bert_jax.batch import Batch, Encoded
 from bert_jax.devices.sharding import constrain_rows, whole
 from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
 from bert_jax.model.groups import run_layers
+from bert_jax.model.inputs import check_batch
 from bert_jax.model.on_cpu import layer_name
 from bert_jax.model.parts import (
     ACTIVATIONS,
@@ -233,10 +234,10 @@ class Encoder(nn.Module):
     ) -> Encoded:
         """Returns the encoded batch. Without `deterministic` it draws dropout from the stream "dropout".
 
-        Raises: InputError if a setting of the model breaks a rule.
+        Raises: InputError if a setting of the model breaks a rule, or the batch does not fit it.
         """
         config = self.config
-        config.validate()
+        check_batch(config, batch)
         sight = what_is_seen(config, batch, keep_attentions)
         embed = Embeddings(config, name="embeddings")
         embedded, word_table = embed(batch, sight.positions, deterministic)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import Batch
+from bert_jax.model.inputs import check_fields
 from bert_jax.model.keys import root_key
 from bert_jax.settings.pretraining import MaskingConfig
 from bert_jax.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ def mask_tokens(
       key: a random key.
       masking: how many tokens are hidden, and what replaces them; its `seed` and `static` have no meaning here.
     """
+    check_fields(batch)
     rows, places = batch.cls_positions.shape
     numbered = batch._replace(
         sequence_numbers=jax.random.bits(key, (rows, places), jnp.uint32),

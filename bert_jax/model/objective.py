@@ -23,6 +23,7 @@ from bert_jax.model.heads.pretraining import (
     next_sentence_weights,
     prediction_weights,
 )
+from bert_jax.model.inputs import check_parts
 from bert_jax.model.losses import Pair
 from bert_jax.model.masking import leave_causal, mask_rows, next_tokens
 from bert_jax.model.teaching import class_divergence, taught
@@ -204,7 +205,11 @@ def encode(
       attentions: keep the probabilities of attention, `Encoded.attentions`.
       own_derivatives: False takes JAX's own derivatives, which forward mode needs (`jax.jvp`, `jax.hessian`). They take
         more time and memory. Reverse mode works either way, of any order.
+
+    Raises: InputError if the batch does not fit the model: its shapes, where the function is traced, and ids beyond the
+      model's tables, where they are NumPy's. Beyond a table an id that a compiled program is given is NaN.
     """
+    check_parts(params, ("encoder",))
     encoder = Encoder(config, pool="pooler" in params["encoder"])
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     deterministic = dropout_key is None
@@ -254,7 +259,10 @@ def forward(
     """Returns the outputs of the head's module for a batch; no dropout without a key.
 
     `num_outputs` is needed if neither the head nor a part "classifier" determines it.
+
+    Raises: InputError if the batch does not fit the model, or the parameters lack a part of the head.
     """
+    check_parts(params, ("encoder", *head.parts_in(config)))
     if not num_outputs and "classifier" in params:
         num_outputs = params["classifier"]["bias"].shape[0]
     rngs = {} if dropout_key is None else {"dropout": dropout_key}

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch
+from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.settings.pretraining import TeacherConfig
 
@@ -15,6 +16,7 @@ def taught(hard: Pair, divergence: jax.Array, weights: jax.Array, config: Teache
     That part is multiplied by the temperature's square, so that its gradient keeps its size. Source: Hinton et al.
     2015.
     """
+    check_shapes("a teacher", weights=(weights, divergence.shape))
     soft = jnp.sum(divergence * weights) * config.temperature**2
     return (1 - config.weight) * hard[0] + config.weight * soft, hard[1]
 
@@ -26,6 +28,7 @@ def class_divergence(
 
     Both are divided by the temperature. Outputs beyond the teacher's do not count.
     """
+    check_shapes("a teacher", teacher=(teacher, (*outputs.shape[:-1], teacher.shape[-1])))
     pair = outputs[..., : teacher.shape[-1]], teacher
     student, target = (logits.astype(jnp.float32) / temperature for logits in pair)
     if target.shape[-1] == 1:

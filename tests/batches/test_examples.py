@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a task become batches: each row once in an epoch, the same at a step on any way to it, packed or not."""
 
+import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import make_pretrained, message
 
+import bert_jax
 from bert_jax.batch import Row
 from bert_jax.batches.examples import Batching, choose_batching, train_batches
 from bert_jax.batches.infer import inference_layouts
@@ -155,3 +159,79 @@ def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
     # On 16 devices most rows of a packed batch are empty: it takes more than one example a row
     alone = choose_batching(rows, data, ModelConfig(), 16, "off", 1000)
     assert chosen[2].flops(rows, ModelConfig()) > alone.flops(rows, ModelConfig())
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start")))
+
+
+MADE = {  # head: texts, labels, what `Batch.labels` are
+    "classes": (SEQUENCES, ["b", "d"], [0, 1], [[0], [1]]),
+    "numbers": (SEQUENCES, ["b", "d"], [1, 0.5], [[1.0], [0.5]]),
+    "shares": (SEQUENCES, ["b", "d"], [[0.5, 0.5], [1, 0]], [[[0.5, 0.5]], [[1.0, 0.0]]]),
+    "tokens": (TOKENS, ["b", "d e"], [[-1, 2, -1], [-1, 0, 1, -1]], [[-1, 2, -1, -1], [-1, 0, 1, -1]]),
+    "spans": (SPANS, ["b", "d e"], [(0, 0), (1, 2)], [[[0, 0]], [[1, 2]]]),
+    "choices": (CHOICES, [["b", "d"], [("b", "d"), "e", "b"]], [1, 2], [[1, -1, -1], [2, -1, -1]]),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_make_batch_writes_the_labels_of_every_head(bert, name):
+    head, texts, labels, expected = MADE[name]
+    batch = bert_jax.make_batch(bert, texts, labels=labels, head=head)
+    length = batch.token_ids.shape[1]
+    if head is TOKENS:
+        expected = [row + [-1] * (length - len(row)) for row in expected]
+    assert batch.labels.tolist() == expected
+    outputs = {TOKENS: (len(texts), length, 3), SPANS: (len(texts), length, 2), CHOICES: (len(texts), 3, 1)}
+    logits = np.zeros(outputs.get(head, (len(texts), 1, 1 if name == "numbers" else 2)), np.float32)
+    total, weight = head.losses(jnp.asarray(logits), batch, head.weights(batch))["loss"]
+    counted = {"tokens": 3, "spans": 4}.get(name, 2)
+    assert np.isfinite(total) and weight == counted
+    bare = bert_jax.make_batch(bert, texts, head=head)
+    np.testing.assert_array_equal(bare.token_ids, batch.token_ids)
+    assert bare.labels is None
+
+
+def test_make_batch_writes_texts_that_are_compared(bert):
+    texts = [["bar", "bes"], ["bar", "bit", "bon"]]
+    batch = bert_jax.make_batch(bert, texts, labels=[1.0, 0.5], head=bert_jax.HEADS["sentence_embedding"])
+    assert batch.token_ids.shape[0] == 5 and batch.labels.scores.tolist() == [1.0, 0.5]
+    assert batch.labels.numbers.tolist() == [[0, 1, -1], [0, 2, 3]]
+    assert batch.labels.places[:, :2].tolist() == [[0, 1], [2, 3]] and batch.labels.places[1, 2] == 4
+
+
+WRONG = {
+    "too few": (SEQUENCES, [0], "there are 1 labels for 2 examples; give each one"),
+    "a name": (SEQUENCES, ["no", "yes"], "a label is 'no', and its place takes whole numbers of the shape []"),
+    "none": (SEQUENCES, [0, None], "a label is None, and its place takes whole numbers"),
+    "shares of other classes": (SEQUENCES, [[0.5, 0.5], [1.0]], "a label is [1.0], and its place takes numbers of"),
+    "a class for tokens": (TOKENS, [0, 1], "a label is 0, and its place takes whole numbers of the shape [3]"),
+    "tokens of another row": (TOKENS, [[0] * 3, [0] * 3], "a label is [0, 0, 0], and its place takes whole numbers of"),
+    "a place for spans": (
+        SPANS,
+        [1, 1],
+        "a label is 1, and its place takes whole numbers of the shape [2] from 0 to 2",
+    ),
+    "beyond the row": (SPANS, [(0, 1), (3, 4)], "a label is (3, 4), and its place takes"),
+    "no such choice": (CHOICES, [2, 0], "a label is 2, and its place takes whole numbers of the shape [] from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_make_batch_refuses_labels_that_do_not_fit(bert, name):
+    head, labels, expected = WRONG[name]
+    texts = [["b", "d"], ["e", "f"]] if head is CHOICES else ["b", "d e"]
+    assert message(bert_jax.make_batch, bert, texts, labels=labels, head=head).startswith(expected)
+
+
+def test_make_batch_knows_the_classes_and_the_length_of_its_model(bert):
+    long = ["b " * 100]
+    with pytest.warns(UserWarning, match="more than 64 tokens"):
+        assert bert_jax.make_batch(bert, long).token_ids.shape == (1, 64)
+    assert bert_jax.make_batch(bert.tokenizer, long).token_ids.shape == (1, 104)
+    assert "64 positions" in message(bert_jax.make_batch, bert, long, max_length=128)
+    named = dataclasses.replace(bert, task=SEQUENCES.name, labels=("no", "yes"))
+    found = message(bert_jax.make_batch, named, ["b"], labels=[2])
+    assert found == "a label is 2, and the model has 2 classes: no, yes"

@@ -77,7 +77,7 @@ def test_gradients_of_gradients_are_those_of_differences():
 )
 def test_a_batch_of_no_rows_has_outputs_of_no_rows(changes, length):
     """As of a shard or a filter that left none; rows are short, long, and long in windows."""
-    config = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1, **changes)
+    config = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1, max_positions=length, **changes)
     params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
     batch = random_batch(num_rows=1, row_length=length)._replace(mlm_positions=np.zeros((1, 2), np.int32))
     none = jax.tree.map(lambda leaf: leaf[:0], batch)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import fresh_state, make_pretrained
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import bert_jax
 from bert_jax.checkpoints.warm_start import complete
@@ -17,6 +17,12 @@ from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key, rows_numbered
 from bert_jax.model.masking import _token_bits
 from bert_jax.model.objective import TaskObjective
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    start = make_pretrained(tmp_path_factory.mktemp("start"), hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    return bert_jax.load_pretrained(start)
 
 
 def test_purposes_have_numbers_of_their_own():
@@ -83,6 +89,56 @@ def test_the_name_of_a_user_s_axis_changes_no_bit(axis):
     with jax.set_mesh(jax.make_mesh((2,), (axis,), devices=jax.devices()[:2])):
         bits = np.asarray(jax.jit(draw)(key))
     np.testing.assert_array_equal(bits, np.tile(bits_of_rows(key, (2, 5)), (2, 1)))
+
+
+MESHES = {
+    "data": ((8,), ("data",)),
+    "batch": ((8,), ("batch",)),
+    "data, model": ((4, 2), ("data", "model")),
+    "ours": ((2, 2, 2), ("data", "fsdp", "tensor")),
+    "like ours": ((2, 2, 2), ("a", "b", "c")),
+}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_dropout_is_the_same_under_a_user_s_axes_of_any_name(bert, mesh, kind):
+    """Rows are divided over the first axis by `jax.jit`, on eight devices; the bits are those of a single one."""
+    batch, key = bert_jax.make_batch(bert, ["b c d"] * 8), root_key(3, "dropout")
+    encode = jax.jit(lambda params, batch: bert_jax.encode(bert.config, params, batch, key).hidden)
+    expected = encode(bert.params, batch)
+    assert np.abs(expected[0] - expected[1]).max() > 0.1  # rows of one text differ by their dropout
+    shape, axes = MESHES[mesh]
+    with jax.set_mesh(jax.make_mesh(shape, axes, axis_types=(kind,) * len(axes))):
+        rows = jax.device_put(batch, PartitionSpec(axes[0]))
+        params = jax.device_put(bert.params, PartitionSpec())
+        np.testing.assert_allclose(encode(params, rows), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("axis", ["data", "batch"])
+def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, axis, checked):
+    """Every shard that is given one key draws the same, whatever the axis is called; folded in, each its own."""
+    batch, key = bert_jax.make_batch(bert, ["b c d"] * 8), root_key(3, "dropout")
+    one, params = jax.tree.map(lambda leaf: leaf[:1], batch), jax.device_get(bert.params)
+
+    def encode(params, batch, key):
+        return bert_jax.encode(bert.config, params, batch, key).hidden
+
+    def folded(params, batch, key):
+        return encode(params, batch, jax.random.fold_in(key, jax.lax.axis_index(axis)))
+
+    rows, whole = PartitionSpec(axis), PartitionSpec()
+    how = {"in_specs": (whole, rows, whole), "out_specs": rows, "check_vma": checked}
+    mesh = Mesh(jax.devices(), (axis,))
+    same, apart = (
+        np.asarray(jax.jit(jax.shard_map(function, mesh=mesh, **how))(params, batch, key))
+        for function in (encode, folded)
+    )
+    np.testing.assert_allclose(same, np.tile(jax.jit(encode)(params, one, key), (8, 1, 1)), atol=1e-5)
+    for number in (0, 5):
+        alone = jax.jit(encode)(params, one, jax.random.fold_in(key, number))
+        np.testing.assert_allclose(apart[number], alone[0], atol=1e-5)
 
 
 def test_other_bits_of_the_same_seed_are_refused():

@@ -12,7 +12,7 @@ from flax import linen as nn
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.model.bert import Encoded, Encoder
-from bert_jax.model.heads.labels import Spot, class_losses, most_frequent
+from bert_jax.model.heads.labels import Spot, as_label, class_losses, most_frequent
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense, Dropout
 from bert_jax.model.teaching import class_divergence
@@ -34,6 +34,7 @@ class Head(abc.ABC):
     all_layers: bool = False  # whether it reads `Encoded.layers`
     is_frozen: bool = False  # whether the encoder is not trained, and has no dropout
     can_be_packed: bool = True  # whether several examples may share a row
+    is_of_several: bool = False  # whether an example is several texts, each a sequence
     # whether it classifies tokens, which in some families pass through the pooler (`Block`)
     of_tokens: bool = False
 
@@ -92,7 +93,7 @@ class Head(abc.ABC):
 
     def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
         """Writes the label of an example into the labels of its row."""
-        labels[spot.places] = label
+        labels[spot.places] = as_label(labels, label, *labels.shape[1:])
 
     def labels_of_batch(
         self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int

@@ -11,7 +11,8 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.heads.base import Linear
-from bert_jax.model.heads.labels import Spot, label_losses
+from bert_jax.model.heads.labels import Spot, as_label, label_losses, labels_of
+from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.teaching import class_divergence
 
@@ -21,6 +22,7 @@ class Choices(Linear):
 
     name = "multiple_choice"
     num_outputs = 1
+    is_of_several = True
     about_exported = (
         "logits [B], one for each row; the rows of a question's choices compete with each other."
     )
@@ -29,10 +31,11 @@ class Choices(Linear):
 
     def weights(self, batch: Batch) -> jax.Array:
         """Returns [B, M]: 1 at the first choice of each example."""
-        return batch.sequence_weights * (batch.labels >= 0)
+        return batch.sequence_weights * (labels_of(batch, *batch.cls_positions.shape) >= 0)
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
         """Returns cross entropy and accuracy over the choices of an example."""
+        check_shapes("losses", logits=(logits, (*batch.cls_positions.shape, 1)))
         return label_losses(_of_examples(logits, batch), batch, weights)
 
     def divergence(
@@ -48,7 +51,8 @@ class Choices(Linear):
         return np.full((num_rows, num_places), -1, np.int32)
 
     def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
-        labels[spot.places.start] = label + spot.places.start
+        choices = spot.places.stop - spot.places.start
+        labels[spot.places.start] = as_label(labels, label, below=choices) + spot.places.start
 
     def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
         """Returns the number of each choice, [M]."""

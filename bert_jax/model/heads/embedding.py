@@ -18,6 +18,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Model
+from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
 from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
@@ -45,6 +46,7 @@ class Embeddings(Head):
     """The pooled vectors of the last layer, with a dense layer if there is one, of length 1 if so set."""
 
     name = "sentence_embedding"
+    is_of_several = True
     needs_whole_batch = True
     about_exported = "vectors [B, K] of texts."
     architecture = "BertModel"
@@ -81,6 +83,14 @@ class Embeddings(Head):
 
     def weights(self, batch: Batch) -> jax.Array:
         """Returns [E]: 1 for each example."""
+        if not isinstance(batch.labels, Texts):
+            raise InputError(
+                "the batch has no texts of examples; give make_batch labels, and the head"
+            )
+        places, numbers, scores = batch.labels
+        check_shapes(
+            "the batch", places=(places, "ET"), numbers=(numbers, "ET"), scores=(scores, "E")
+        )
         return (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32)
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
@@ -88,6 +98,8 @@ class Embeddings(Head):
 
         Source of the latter: Kusupati et al. 2022, "Matryoshka Representation Learning".
         """
+        examples = batch.labels.numbers.shape[:1]
+        check_shapes("losses", logits=(logits, "BMK"), weights=(weights, examples))
         settings, vectors = self.settings, _vectors(logits, batch)
         loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (logits.shape[-1],)
         results = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]

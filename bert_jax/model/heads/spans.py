@@ -11,7 +11,8 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.heads.base import Linear
-from bert_jax.model.heads.labels import Spot, label_losses
+from bert_jax.model.heads.labels import Spot, as_label, label_losses, labels_of
+from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.teaching import class_divergence
 
@@ -33,7 +34,9 @@ class Spans(Linear):
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
         """Returns cross entropy and accuracy of the start and of the end, over the tokens of the sequence."""
-        both = jnp.broadcast_to(weights[..., None], batch.labels.shape)
+        both = jnp.broadcast_to(weights[..., None], (*batch.cls_positions.shape, self.num_outputs))
+        labels_of(batch, *both.shape)
+        check_shapes("losses", logits=(logits, (*batch.token_ids.shape, self.num_outputs)))
         return label_losses(_of_sequences(logits, batch), batch, both)
 
     def divergence(
@@ -49,7 +52,8 @@ class Spans(Linear):
         return np.zeros((num_rows, num_places, 2), np.int32)
 
     def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
-        labels[spot.places] = np.add(label, spot.tokens.start)
+        tokens = spot.tokens.stop - spot.tokens.start
+        labels[spot.places] = as_label(labels, label, 2, below=tokens) + spot.tokens.start
 
     def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
         return outputs[spot.tokens]

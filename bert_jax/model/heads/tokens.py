@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.heads.base import Linear
-from bert_jax.model.heads.labels import Spot, most_frequent
+from bert_jax.model.heads.labels import Spot, as_label, labels_of, most_frequent
 
 
 class Tokens(Linear):
@@ -29,13 +29,15 @@ class Tokens(Linear):
     has_labels = True
 
     def weights(self, batch: Batch) -> jax.Array:
-        return (batch.labels >= 0).astype(jnp.float32) * (batch.sequence_ids > 0)
+        labels = labels_of(batch, *batch.token_ids.shape)
+        return (labels >= 0).astype(jnp.float32) * (batch.sequence_ids > 0)
 
     def no_labels(self, num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
         return np.full((num_rows, length), -1, np.int32)
 
     def write_label(self, labels: np.ndarray, label: Any, spot: Spot) -> None:
-        labels[spot.tokens] = label
+        tokens = spot.tokens.stop - spot.tokens.start
+        labels[spot.tokens] = as_label(labels, label, tokens)
 
     def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
         return outputs[spot.tokens]
