@@ -3,7 +3,9 @@
 
 import dataclasses
 import functools
+import operator
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -47,6 +49,33 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import read_tokenizer
 
 
+class Prepared:
+    """What inference makes of parameters: made once, and again where one of them was replaced since.
+
+    NumPy's arrays, which can change in place, are read-only from then on.
+    """
+
+    def __init__(self, make: Callable[[Params], Params]) -> None:
+        self.make = make
+        self.kept: tuple[Any, ...] = (
+            (),
+            jax.tree.structure(()),
+            {},
+        )  # leaves, their tree, what was made of them
+
+    def of(self, params: Params) -> Params:
+        leaves, tree = jax.tree.flatten(params)
+        seen, before, made = self.kept
+        if tree == before and all(map(operator.is_, leaves, seen)):
+            return made
+        for leaf in leaves:
+            if isinstance(leaf, np.ndarray):
+                leaf.flags.writeable = False
+        made = self.make(params)
+        self.kept = leaves, tree, made  # at once: other threads ask too
+        return made
+
+
 @dataclass(frozen=True)
 class Pretrained:
     """Configuration, parameters and tokenizer of a pre-trained BERT.
@@ -68,12 +97,19 @@ class Pretrained:
     # Hugging Face's problem_type, if it does not follow from the number of outputs
     problem: str = ""
 
-    @functools.cached_property
+    @property
     def prepared(self) -> Params:
-        """The parameters as inference reads them, made once: on a CPU those of each layer are apart."""
-        if jax.default_backend() != "cpu":
-            return jax.device_put(self.params)
-        return self.params | {"encoder": unstack(self.config, self.params["encoder"])}
+        """The parameters as inference reads them: on a CPU those of each layer are apart."""
+        return self._prepared.of(self.params)
+
+    @functools.cached_property
+    def _prepared(self) -> Prepared:
+        def prepare(params: Params) -> Params:
+            if jax.default_backend() != "cpu":
+                return jax.device_put(params)
+            return params | {"encoder": unstack(self.config, params["encoder"])}
+
+        return Prepared(prepare)
 
     @functools.cached_property
     def embedding(self) -> TaskConfig | None:

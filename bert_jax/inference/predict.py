@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.batches.infer import computed, inference_layouts
 from bert_jax.batches.pack import Layout, Sizes
-from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
+from bert_jax.checkpoints.pretrained import Prepared, Pretrained, read_pretrained
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
@@ -22,13 +22,14 @@ from bert_jax.inference.pretrained import computing_in
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.inputs import check_batch, check_rows
 from bert_jax.model.objective import Params, forward
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.settings.model import ModelConfig, check_type_ids
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.resolve import resolve
-from bert_jax.tasks.base import Example, Prediction, Rows, Task, largest_type
+from bert_jax.tasks.base import Example, Prediction, Rows, Task
 from bert_jax.tasks.catalog import NAMES, USUAL, MakeTask, Own, make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
@@ -78,7 +79,8 @@ class Predictor:
             return
         self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
         self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
-        self._ready = self._infer.ready(bert.params)
+        self._prepared = Prepared(self._infer.ready)
+        self._prepared.of(bert.params)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Prediction]:
         """Returns a prediction for each input, in the order of the inputs.
@@ -112,8 +114,9 @@ class Predictor:
         assert self.task is not None
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
-        check_type_ids(self.bert.config, largest_type(split.rows), "the input")
-        return predict_split(self.task, split, self._infer, self._ready, 0, self._mesh)
+        check_rows(self.bert.config, split.rows, "the input")
+        ready = self._prepared.of(self.bert.params)
+        return predict_split(self.task, split, self._infer, ready, 0, self._mesh)
 
     @property
     def _most(self) -> int:
@@ -282,7 +285,9 @@ def fill_blanks(
 def padded_batch(bert: Pretrained, layout: Layout, rows: Sequence[Sequence[int]]) -> Batch:
     """Returns the batch of a layout with these rows, the others empty."""
     empty = [[]] * (layout.num_rows - len(rows))
-    return pad_rows([*rows, *empty], layout.length, pad_id=bert.tokenizer.pad_id)
+    batch = pad_rows([*rows, *empty], layout.length, pad_id=bert.tokenizer.pad_id)
+    check_batch(bert.config, batch)
+    return batch
 
 
 def check_fills_masks(bert: Pretrained) -> None:
