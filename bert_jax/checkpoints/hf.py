@@ -6,7 +6,7 @@ Source: transformers' configuration_bert.py and modeling_bert.py for the meaning
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -176,16 +176,7 @@ def save_hf(
         counted = f"1 + {tokenizer.pad_id}, the id of padding, from which transformers' {family.prefix} counts"
         raise InputError(f"model.position_offset {config.position_offset} is not {counted}")
     present = parts_of(params)
-    # nothing is known of a user's own head
-    known = present if task in HEADS else set(present) & {"pooler"}
-    head = head_of(task, known)
-    # heads without parts of their own are written as the bare encoder
-    head = head if head.own_parts else ENCODER
-    if not class_of(head, config.family):  # it has fewer classes than BERT
-        its_own = [candidate for candidate in HEADS.values() if class_of(candidate, config.family)]
-        head = next(
-            candidate for candidate in its_own if set(candidate.parts_in(config)) <= set(known)
-        )
+    head, known = _head_there(config, params, task)
     kind, parts = class_of(head, config.family), head.parts_in(config)
     notes = [f"{part} is left out: {kind} has none" for part in present if part not in parts]
     if not set(parts) <= set(known):
@@ -213,6 +204,28 @@ def save_hf(
             (temporary / "README.md").write_text(card, encoding="utf-8")
         write_more(temporary)
     return notes
+
+
+def _head_there(config: ModelConfig, params: Params, task: str) -> tuple[Head, Collection[str]]:
+    """Returns the head of the class that a model is written as, and the parts that such a class could have."""
+    present = parts_of(params)
+    # nothing is known of a user's own head
+    known = present if task in HEADS else set(present) & {"pooler"}
+    head = head_of(task, known)
+    # heads without parts of their own are written as the bare encoder
+    head = head if head.own_parts else ENCODER
+    if class_of(head, config.family):
+        return head, known
+    # the family has fewer classes than BERT
+    its_own = [candidate for candidate in HEADS.values() if class_of(candidate, config.family)]
+    return next(each for each in its_own if set(each.parts_in(config)) <= set(known)), known
+
+
+def left_out(config: ModelConfig, params: Params, task: str) -> list[str]:
+    """Returns the parts of a task's head that `save_hf` leaves out, since no class of transformers has them."""
+    head, _ = _head_there(config, params, task)
+    kept = {"encoder", "mlm", "next_sentence", *head.parts_in(config)}
+    return sorted(params.keys() - kept)
 
 
 def _tensors(config: ModelConfig, head: Head, params: Params, dtype: str) -> Arrays:

@@ -105,9 +105,18 @@ def _evaluation(path: str, step: int | None) -> dict[str, float]:
     return {}
 
 
-def model_card(records: Records, name: str = "", library: str = "transformers") -> str:
-    """Returns the README.md of a model with the hub's metadata. `name` is its title, `library` what loads it."""
-    pipeline = HEADS[records.task].pipeline if records.task in HEADS else ""
+def model_card(
+    records: Records,
+    name: str = "",
+    library: str = "transformers",
+    left_out: Sequence[str] = (),
+) -> str:
+    """Returns the README.md of a model with the hub's metadata. `name` is its title, `library` what loads it.
+
+    `left_out` are parts of the model that its files do not have.
+    """
+    is_whole = records.task in HEADS and not left_out
+    pipeline = HEADS[records.task].pipeline if is_whole else ""
     data = records.about.get("data")
     data_sets = data if isinstance(data, list) else []
     languages = {str(value_at(each, "options.language")) for each in data_sets} - {"", "nothing"}
@@ -130,6 +139,8 @@ def model_card(records: Records, name: str = "", library: str = "transformers") 
         f"\n# {name or 'BERT'}\n",
         f"A BERT of {model.get('num_layers', 0)} layers, hidden size {model.get('hidden_size', 0)}, "
         f"{records.parameters:,} parameters, {kind} by bert_jax{steps}.\n",
+        *[f"These files do not have its {', '.join(left_out)}: {library} has no class for it.\n"]
+        * bool(left_out),
         *_table("Model", _model(records)),
         *_table("Training", _training(records)),
     ]

@@ -114,7 +114,7 @@ def _check_flags(url: str) -> None:
 def _convert(output: Place, shown: str) -> "Pretrained":
     """Writes the model to a directory, which messages call `shown`, and returns it."""
     to = _TO.value or "hf"
-    from bert_jax.checkpoints.hf import save_hf
+    from bert_jax.checkpoints.hf import left_out, save_hf
     from bert_jax.checkpoints.model_card import gather_records, model_card
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.sentence_transformers import write_pipeline
@@ -129,7 +129,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         bert = dataclasses.replace(
             bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value)
         )
-    notes = list(bert.notes)
+    notes, lost = list(bert.notes), []
     if to == "bert_jax":
         save_pretrained(bert, output, replace=False)
     else:
@@ -141,9 +141,12 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             bert.trained,
         )
         library = "transformers" if to == "hf" else "sentence-transformers"
-        card = model_card(
-            gather_records(source, *records), shown.removeprefix(HUB).rpartition("/")[2], library
-        )
+        lost = left_out(bert.config, bert.params, bert.task)
+        if to != "hf":  # a pipeline of vectors has no head but the projection
+            kept = {"encoder", "mlm", "next_sentence", "projection"}
+            lost = sorted(bert.params.keys() - kept)
+        title = shown.removeprefix(HUB).rpartition("/")[2]
+        card = model_card(gather_records(source, *records), title, library, lost)
         options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
         options |= {name: bert.task_settings.get(name, "") for name in ("thresholds", "activation")}
         params = bert.params
@@ -167,6 +170,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     print(
         f"{shown}: {bert.task}, {bert.config.num_layers} layers, hidden {bert.config.hidden_size}, "
         f"{bert.config.activation}, {count_parameters(bert.params):,} parameters, from {source.format} to {to}"
+        + (f", without its {', '.join(lost)}: there is no class for it" if lost else "")
     )
     if _VERIFY.value:
         largest = differences(bert, read_pretrained(resolve(output)))

@@ -259,6 +259,25 @@ def test_the_command_converts_and_verifies(repository, models, tmp_path):
     assert (status, stdout) == (1, "") and stderr == f"error: output {output} exists; give a directory that does not\n"
 
 
+LIBRARIES = {"hf": "transformers", "sentence_transformers": "sentence-transformers"}
+
+
+@pytest.mark.parametrize("to", LIBRARIES)
+@pytest.mark.parametrize(("task", "part"), [("mine", "own_part"), ("sequence_classification", "probe")])
+def test_a_head_without_a_class_is_said_to_be_left_out(repository, tmp_path, task, part, to):
+    """That of a recipe, and a probe: in the last line, and in the card."""
+    params = random_params(parts=("pooler", "classifier"))
+    params[part] = params.pop("classifier")
+    save_own(tmp_path / "own", tiny_model(), params, make_tokenizer(203), task, LABELS)
+    flags = [f"--input={tmp_path / 'own'}", f"--output={tmp_path / 'out'}", f"--to={to}"]
+    status, out, error = command(repository, "convert_checkpoint", *flags)
+    assert status == 0, error
+    assert out.splitlines()[-1].endswith(f"from bert_jax to {to}, without its {part}: there is no class for it")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"These files do not have its {part}: {LIBRARIES[to]} has no class for it." in card
+    assert "pipeline_tag" not in card
+
+
 @pytest.mark.slow
 def test_half_the_space_on_request(repository, models, tmp_path):
     half, whole = tmp_path / "half", models / "hf"
