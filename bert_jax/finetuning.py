@@ -36,6 +36,7 @@ from bert_jax.tasks.evaluation import (
     make_inference,
     predict_split,
 )
+from bert_jax.tasks.hooks import told
 from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
 from bert_jax.tasks.results import (
     FinetuneResult,
@@ -63,6 +64,7 @@ from bert_jax.training.train import run_stages
 from bert_jax.training.workdir import common, was_packed
 
 
+@told()
 @in_no_mesh()
 def finetune(
     config: FinetuneConfig,

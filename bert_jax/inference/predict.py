@@ -32,6 +32,7 @@ from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Prediction, Rows, Task
 from bert_jax.tasks.catalog import NAMES, USUAL, MakeTask, Own, make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
+from bert_jax.tasks.hooks import told
 from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
 
 
@@ -96,6 +97,7 @@ class Predictor:
         numbered = enumerate(inputs, 1)
         return self.predict([self.parse(value, f"input {number}") for number, value in numbered])
 
+    @told()
     def parse(self, value: object, where: str) -> Example:
         """Returns the task's example of an input. Raises: InputError if it is wrong, or too long and not to be cut."""
         assert self.task is not None
@@ -107,6 +109,7 @@ class Predictor:
             raise too_long(where, self._most)
         return example
 
+    @told()
     @in_no_mesh()
     @on_all_cores()
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:

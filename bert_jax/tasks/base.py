@@ -28,11 +28,6 @@ Its = TypeVar("Its")
 Said = TypeVar("Said")
 
 
-def largest_type(rows: Sequence[Row]) -> int:
-    """Returns the largest type id in the rows: 0 if all are single texts, 1 with pairs."""
-    return max((int(row.type_ids.max(initial=0)) for row in rows), default=0)
-
-
 # counts of what was cut
 CUT, CUT_WORDS, CUT_QUESTIONS = "truncated", "words truncated", "questions truncated"
 

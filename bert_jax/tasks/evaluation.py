@@ -20,6 +20,7 @@ from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Task
+from bert_jax.tasks.hooks import check_kind, check_rows_of, mistake
 from bert_jax.tasks.scores import Metrics
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -50,11 +51,12 @@ def make_split(
 ) -> Split:
     """Returns the examples with their rows. Raises: TextError, with its place, if the tokenizer fails on a text."""
     try:
-        rows, counts = task.make_rows(examples, tokenizer, training)
+        made = task.make_rows(examples, tokenizer, training)
     except TextError as error:
         places = [getattr(each, "where", "") for each in examples if _holds(each, error.text)]
         raise error.at(next(filter(None, places), name)) from None
-    return Split(name, examples, rows, counts)
+    check_rows_of(task, len(examples), made, training)
+    return Split(name, examples, made.rows, made.counts)
 
 
 def _holds(value: object, text: str) -> bool:
@@ -190,7 +192,7 @@ def evaluate(
         outputs, loss = _compute_split(task, split, infer, ready, batch_size, mesh, finished)
         task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
         keep(split, predictions)
-        metrics |= _named(loss | task.score(split.examples, predictions), split, splits)
+        metrics |= _named(loss | _scores(task, split, predictions), split, splits)
     return metrics, task
 
 
@@ -224,8 +226,17 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> Metric
             logits = np.tile(constant, (len(row.token_ids), 1))
             outputs += unpadded_outputs([row], logits, task.head)
         task, predictions = _decode(task, split, outputs, tunes=split is splits[0])
-        metrics |= _named(task.score(split.examples, predictions), split, splits)
+        metrics |= _named(_scores(task, split, predictions), split, splits)
     return metrics
+
+
+def _scores(task: Task, split: Split, predictions: Sequence[Prediction]) -> Metrics:
+    """Returns the metrics of predictions. Raises: InputError if the user's own task gives none, or not its `metric`."""
+    scores = task.score(split.examples, predictions)
+    check_kind(task, "score", scores, dict, "a dict of numbers")
+    if task.metric not in scores:
+        raise mistake(task, "score", sorted(scores), f"also the task's metric, {task.metric!r}")
+    return scores
 
 
 def _named(scores: Metrics, split: Split, splits: Sequence[Split]) -> Metrics:

@@ -15,17 +15,20 @@ from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
-from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.model import ModelConfig, check_type_ids
+from bert_jax.model.inputs import check_rows
+from bert_jax.settings.finetuning import FinetuneConfig, TaskConfig
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
-from bert_jax.tasks.base import Example, Task, largest_type
+from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.catalog import USUAL, Own, make_task
 from bert_jax.tasks.embeddings.read import are_alone
 from bert_jax.tasks.embeddings.task import EmbeddingTask, from_start
 from bert_jax.tasks.evaluation import Data, Split, make_split
+from bert_jax.tasks.hooks import check_kind, told
 from bert_jax.tasks.results import listed
+from bert_jax.tasks.trial import try_own
 
 
 class TaskInputs(NamedTuple):
@@ -43,6 +46,7 @@ class TaskInputs(NamedTuple):
         return self._replace(start=dataclasses.replace(self.start, params={}))
 
 
+@told()
 def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
     """Returns the inputs of a run, and its settings completed from the data.
 
@@ -63,6 +67,7 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
         raise InputError(
             f"task.probe.features of 4 layers, and the model has {model.num_layers}; use weighted_all"
         )
+    try_own(task, data, model, start.tokenizer, config)
     return TaskInputs(
         config=config.resolved(),
         task=task,
@@ -123,11 +128,14 @@ def prepare(
         )
     source = config.data.source or config.data.path
     examples = task.read(source, task.splits["train"][0])
+    check_kind(task, "read", examples, (list, tuple), "a list of examples")
     if not examples:
         raise InputError(
             f"{source} has no training examples for task {config.task.name}; give data that has some"
         )
     labels = task.labels or task.find_labels(examples)
+    for label in labels:
+        check_kind(task, "find_labels", label, str, "texts, the names of classes")
     is_own = start.task not in HEADS  # whose parts are not known here
     known = start.params.keys() - {"encoder"} if is_own else start.params.keys() & {"classifier"}
     if known:
@@ -141,6 +149,7 @@ def prepare(
             params = {name: part for name, part in start.params.items() if name not in known}
             start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
     settings = task.settle(examples)
+    check_kind(task, "settle", settings, TaskConfig, "settings, a TaskConfig")
     if (settings, labels) != (task.config, task.labels):
         task = task.remade(settings, labels)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
@@ -152,7 +161,7 @@ def prepare(
             if found := task.read(source, name):
                 splits.append(make_split(task, start.tokenizer, name, found))
     for split in (train, *others["eval"], *others["test"]):
-        check_type_ids(start.config, largest_type(split.rows), f"{split.name} of {source}")
+        check_rows(start.config, split.rows, f"{split.name} of {source}")
     return task, start, Data(train, others["eval"], others["test"])
 
 

@@ -86,6 +86,17 @@ def test_an_own_head_is_trained_by_two_processes_with_one_recipe(repository, pre
     assert bert_jax.load_pretrained(tmp_path / "several").task == "mean_and_largest"
 
 
+def test_a_mistake_in_an_own_head_is_told_by_both_before_anything_is_written(repository, pretrained, tmp_path):
+    source = make_topics(tmp_path / "topics", 36, 20)
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(blocks(HOWTO / "own_head.md")[0].replace("nn.Dense(model.num_outputs", "nn.Dense(5"))
+    of = [*arguments(source, pretrained, tmp_path / "run"), "--config.data.path="]
+    errors = finish(start(repository, ["finetune.py", f"--config={recipe}", *of[2:]], 2), expected=1)
+    for lines in told(errors):
+        assert len(lines) == 1 and "MeanAndLargest.logits gave (2, 1, 5); needed: (2, 1, 3)" in lines[0], lines
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_rows_to_evaluate_on_are_named_on_both(repository, pretrained, tmp_path):
     """Their number is that of the programs that all processes run: with another one they would wait for ever."""
     source = make_topics(tmp_path / "topics", 36, 20)

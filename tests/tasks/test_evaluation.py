@@ -47,7 +47,7 @@ def constant_of(head, labels, train, lengths=(1,)):
             return {"metric": float(len(predictions))}
 
     task = Counting(TaskConfig(), labels)
-    task.head = HEADS[head]
+    task.head, task.metric = HEADS[head], "metric"
     row = lambda label, length=1: Row(0, np.zeros(length, np.int32), np.zeros(length, np.uint8), (length,), label)  # noqa: E731
     trained = Split("train", [], [row(label) for label in train], {})
     dev = Split("dev", list(lengths), [row(None, length) for length in lengths], {})
