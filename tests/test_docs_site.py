@@ -180,6 +180,26 @@ def test_recipes_the_api_and_decisions_are_listed(repository, made):
     assert len(re.findall(r"^::: bert_jax\.\w", made["pages"]["api"], re.MULTILINE)) == len(public)
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("Batch", "`word_vectors: Any = None`"),
+        ("Encoded", "`hidden: Any` | \\[B, L, H\\]: the last layer."),
+        ("Pretrained", "`labels: tuple[str, ...] = ()` | Of a classifier, in the order of its classes"),
+        ("ModelConfig", "`num_layers: int = 12` | Layers of the encoder."),
+        ("ModelConfig", "`family: str = 'bert'`"),
+        ("Head", "`can_be_packed: bool = True` | Whether several examples may share a row."),
+        ("Task", "`metric: "),
+        ("Row", "`lengths: tuple[int, ...]` | Of its sequences, in order"),
+        ("Encoder", "`pool: bool = True`"),
+        ("Encoder", 'filters: ["!^_", "^__call__$"]'),
+    ],
+)
+def test_the_reference_has_the_fields_of_what_one_builds_with(made, name, field):
+    (entry,) = re.findall(rf"heading: bert_jax\.{name}\n(.*?)(?=^:::|^## |\Z)", made["pages"]["api"], re.DOTALL | re.M)
+    assert field in entry
+
+
 def written_pages(repository: Path) -> list[Path]:
     """Returns the pages that people wrote, without decision records, which tell of their time."""
     return [path for path in sorted((repository / "docs").rglob("*.md")) if path.parent.name != "decisions"]

@@ -3,12 +3,14 @@
 
 import ast
 import base64
+import inspect
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from paths import CHANGELOG, DECISIONS, NOTEBOOKS, PACKAGE, RECIPES, ROOT, in_markdown, sentence
+import settings
+from paths import CHANGELOG, DECISIONS, NOTEBOOKS, PACKAGE, RECIPES, ROOT, in_markdown, load, sentence
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 GITHUB, COLAB = "https://github.com/", "https://colab.research.google.com"
@@ -94,20 +96,63 @@ def _commands(text: str) -> Iterable[str]:
 
 API_INTRODUCTION = """# Python API
 
-What `import bert_jax` offers. Names are loaded when they are first used, so the import itself takes no time. These and
-the command lines are what semantic versioning covers.
+What `import bert_jax` offers, by what one does with it. Names are loaded when they are first used, so the import itself
+takes no time. These and the command lines are what semantic versioning covers; [what is public](../api.md) has a line
+for each, and an example.
 """
+
+# What one does, and the names for it. A name that stands nowhere is refused.
+ACTS = {
+    "Load and save": "load_pretrained load_predictor load_tokenizer save_pretrained Pretrained Tokenizer tune_process",
+    "Answer": "fill_masks sentence_embeddings score_sentences evaluate_pretrained",
+    "Train": "pretrain finetune recipe",
+    "Functions of parameters and a batch": "make_batch encode forward init_params mask_tokens Batch Encoded Encoder",
+    "Extend": "Head HEADS Spot Task Row Rows",
+    "Settings": "ModelConfig MaskingConfig PretrainConfig FinetuneConfig",
+    "Errors and warnings": "InputError CutWarning",
+}
+# Their fields are on pages of their own.
+SETTINGS_OF_RUNS = {"PretrainConfig": "pretraining.md", "FinetuneConfig": "finetuning.md"}
 
 
 def api() -> str:
-    """Returns the page of the public names, each for mkdocstrings to fill in from its home."""
+    """Returns the page of the public names by act, each for mkdocstrings to fill in from its home, with its fields."""
     homes = _homes()
+    acts = {act: names.split() for act, names in ACTS.items()}
+    listed = [name for names in acts.values() for name in names]
+    if set(listed) != set(_public_names()):
+        raise ValueError(f"public names without an act, or acts without a name: {set(listed) ^ set(_public_names())}")
     lines = [API_INTRODUCTION]
-    for name in _public_names():
-        if name in homes:
+    for act, names in acts.items():
+        lines += [f"## {act}", ""]
+        for name in names:
             lines += [f"::: {homes[name]}.{name}", "    options:", f"      heading: {PACKAGE}.{name}"]
-            lines += [f"      toc_label: {PACKAGE}.{name}", ""]
+            lines += ["      heading_level: 3", f"      toc_label: {PACKAGE}.{name}"]
+            if name == "Encoder":
+                lines += ['      filters: ["!^_", "^__call__$"]']
+            lines += ["", *_fields(homes[name], name)]
     return "\n".join(lines)
+
+
+def _fields(module: str, name: str) -> list[str]:
+    """Returns a table of the fields of a class, made of the comments above and beside them; [] if it has none."""
+    if name in SETTINGS_OF_RUNS:
+        return [f"Its fields: [settings]({SETTINGS_OF_RUNS[name]}).", ""]
+    kind = load(f"{module}:{name}")
+    if not isinstance(kind, type):
+        return []
+    rows = []
+    for each in [base for base in reversed(kind.__mro__) if base.__module__.startswith(f"{PACKAGE}.")]:
+        notes = settings.comments_of_fields(inspect.getsource(each), each.__name__)
+        defaults = getattr(each, "_field_defaults", vars(each))
+        for field, annotation in inspect.get_annotations(each).items():
+            if field[0] == "_" or field not in notes:  # Flax adds some
+                continue
+            of_kind = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(annotation))
+            default = f" = {defaults[field]!r}" if field in defaults and not callable(defaults[field]) else ""
+            note = notes[field] or settings.DESCRIPTIONS.get(f"{name}.{field}", "")
+            rows.append(f"| `{field}: {of_kind}{default}` | {in_markdown(sentence(note))} |")
+    return ["", "| Field | |", "|---|---|", *rows, ""] if rows else []
 
 
 def _init() -> ast.Module:

@@ -8,7 +8,6 @@ import io
 import sys
 import textwrap
 import tokenize
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -120,17 +119,21 @@ def shown(value: Any) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Returns what the comments above and beside each field say."""
-    source = textwrap.dedent(inspect.getsource(kind))
+    """Returns what the comments above and beside each field of a class say."""
+    return comments_of_fields(textwrap.dedent(inspect.getsource(kind)), kind.__name__)
+
+
+def comments_of_fields(source: str, name: str) -> dict[str, str]:
+    """Returns the same, from the source of its file, or of the class alone."""
     comments, alone = {}, set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             comments[token.start[0]] = token.string.lstrip("# ").strip()
             if not token.line[: token.start[1]].strip():
                 alone.add(token.start[0])
-    (definition,) = ast.parse(source).body
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name]
     found = {}
-    for node in typing.cast(ast.ClassDef, definition).body:
+    for node in [node for kind in classes for node in kind.body]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             first = node.lineno
             while first - 1 in alone:

@@ -38,13 +38,13 @@ class Head(abc.ABC):
     # whether it classifies tokens, which in some families pass through the pooler (`Block`)
     of_tokens: bool = False
 
-    # Training
+    # Training:
     answers: int = 1  # in each label; the loss is a mean over them
     can_learn: bool = True  # whether a teacher's outputs can be learnt
     # whether its loss needs the outputs of all rows at once: see `labels_of_batch`
     needs_whole_batch: bool = False
 
-    # Prediction
+    # Prediction:
     has_windows: bool = False  # whether longer inputs are read in windows, and not cut
     most_tokens: str = "max_seq_length"  # the setting of the task that limits the length
     takes_words: bool = False  # whether a tab in an input parts no texts
