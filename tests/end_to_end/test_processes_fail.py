@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import processes
 import pytest
@@ -15,6 +16,15 @@ from processes import TRAIN, finish, told, wait_for_lines, wait_until
 from bert_jax.checkpoints.sealed import checkpoint_steps
 
 pytestmark = pytest.mark.slow
+# Runs the command in another folder.
+IN_FOLDER = """
+import os, runpy, sys
+sys.path.insert(0, os.getcwd())
+sys.argv = [word.replace("configs/", os.path.abspath("configs") + "/") for word in sys.argv[1:]]
+sys.argv[0] = os.path.abspath(sys.argv[0])
+os.chdir({folder!r})
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 SOON = 60  # seconds, from what went wrong to the end of the last process
 
 
@@ -56,14 +66,19 @@ def test_other_data_on_one_are_named_on_all(repository, data, tmp_path):
 
 def test_a_teacher_that_one_lacks_is_named_by_that_one_and_by_no_other(repository, data, tmp_path):
     """The others end with it; none of them takes a whole model for a damaged one."""
-    command = [*TRAIN, f"--workdir={tmp_path / 'model'}", f"--config.data.path={data}", "--config.train.num_steps=2"]
-    finish(processes.start(repository, command, 1))
-    common = [f"--config.teacher.checkpoint={tmp_path / 'model'}"]
-    lacks = {1: [f"--config.teacher.checkpoint={tmp_path / 'gone'}"]}
-    errors = finish(start(repository, data, tmp_path / "run", lacks, common=common), expected=1)
+    command = [*TRAIN, f"--workdir={tmp_path / 'first' / 'model'}", f"--config.data.path={data}"]
+    finish(processes.start(repository, [*command, "--config.train.num_steps=2"], 1))
+    scripts = {}
+    for number, host in enumerate(("first", "second")):  # one path, and two places as on two hosts
+        (tmp_path / host).mkdir(exist_ok=True)
+        scripts[number] = str(tmp_path / f"{host}.py")
+        Path(scripts[number]).write_text(IN_FOLDER.format(folder=str(tmp_path / host)))
+    arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}"]
+    arguments.append("--config.teacher.checkpoint=model")
+    errors = finish(processes.start(repository, arguments, 2, script=scripts), expected=1)
     (first,), (second,) = told(errors)
-    assert f"{tmp_path / 'gone'} does not exist" in second
-    assert "process 1 (" in first and str(tmp_path / "model") not in first
+    assert "error: model does not exist" in second
+    assert "process 1 (" in first and "model does not exist" in first
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -15,6 +15,7 @@ from bert_jax.inference import features
 from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import Predictor
 from bert_jax.pretraining import pretrain
+from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tokenizing import load_tokenizer
 from bert_jax.training.phases import resolve
@@ -35,7 +36,7 @@ def test_pairs_are_refused_for_a_model_with_one_type(tmp_path):
     """Before, their type ids were beyond the table, which gives NaN: training blamed the learning rate."""
     start = make_pretrained(tmp_path, type_vocab_size=1)
     (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tlabel\nban\tbas\tyes\nbas\tban\tno\n")
-    config = topics_run(tmp_path / "train.tsv", start)
+    config = topics_run(tmp_path / "train.tsv", start, mesh=MeshConfig(data=8))
     expected = "train of .* has pairs of texts, and the model has model.type_vocab_size 1, too few to tell them apart"
     with pytest.raises(InputError, match=expected):
         finetune(config, tmp_path / "run")
