@@ -84,6 +84,7 @@ def sweep(
     config = choose_precision(as_begun(config, workdir), (devices or jax.devices())[0])
     identity = {"dataset": None, "run": without_secrets(to_dict(config))}
     check_workdir(workdir, identity, config, ("sweep",))
+    # Before any run: processes with other grids would wait for each other.
     this_job().check_same(common(workdir, identity))
     if config.task.name == "embeddings":  # whose finished runs are known by their settings
         config, _ = completed(config)

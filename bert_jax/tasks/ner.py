@@ -151,10 +151,12 @@ class NerTask(Task[NerExample, Tagged]):
             check_labelled(examples, "tags")
         counts = Counter[str]()
         rows: list[Row] = []
+        # words repeat, and each is encoded once
         memo: dict[str, list[int]] = {}
 
         def document_of(number: int) -> object:
             document = examples[number].document if self.config.document_context else None
+            # a document of its own, equal to no other's number
             return (number,) if document is None else document
 
         for _, members in itertools.groupby(range(len(examples)), document_of):

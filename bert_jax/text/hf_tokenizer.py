@@ -66,6 +66,8 @@ def load_hf_tokenizer(
     if backend is not None:
         backend, settings, more = as_loaded(files, backend, settings)
         notes += more
+    # transformers makes a tokenizer.json of vocab.txt; with tokens that other files add it is no
+    # longer BERT's.
     elif made := vocab_with_added(files):
         described, (backend, settings) = files.where / VOCAB, made
     if backend is not None and not (is_plain(backend, described) and kind in CLASSES):
@@ -115,6 +117,7 @@ def _described(
     strip_accents: bool | None,
 ) -> Tokenizer:
     """Returns the tokenizer of a tokenizer.json. Raises: InputError if an option contradicts it."""
+    # written anew, since the settings may have changed parts of it
     with reading(str(path)):
         pieces = DescribedPieces(json.dumps(backend).encode(), settings)
         for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
@@ -201,6 +204,7 @@ def _berts(
         else:
             vocab = berts_vocab(backend, described)
     options |= {name: settings[name] for name in names if settings.get(name) is not None}
+    # Google's own models come with a vocab.txt, and follow Google's rules to the last character.
     options.setdefault(GOOGLE, of_google)
     if "do_lower_case" not in options and not is_lowercase(vocab, {}):
         notes.append("text is not lower-cased, since vocab.txt has capitals; transformers does it unless "

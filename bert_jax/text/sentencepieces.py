@@ -167,6 +167,7 @@ class SentencePieces:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the pieces, special tokens set apart by blanks."""
+        # The library drops control symbols, so they are put between runs of other pieces.
         parts: list[str] = []
         run: list[int] = []
         for index in ids:

@@ -192,6 +192,7 @@ def _save(tokenizer: Tokenizer, output: Place) -> bool:
             raise InputError(
                 f"{output} holds a different vocabulary; choose another --output, or give --overwrite"
             )
+        # First: a kill in between leaves two vocabularies, and not none.
         tokenizer.save(output)
         for path in existing:
             if path.name != tokenizer.pieces.file_name:

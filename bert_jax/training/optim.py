@@ -40,6 +40,7 @@ def learning_rate_at(
     last = config.decay_rate * num_steps
 
     def rate(step: Step) -> jax.Array:
+        # subtracted as integers: float32 has every whole number up to 2^24 alone
         step = jnp.asarray(jnp.asarray(step) - first_step, jnp.float32)
         left = jnp.maximum(num_steps - step, 0) / num_steps
         if config.schedule == "cosine":
@@ -235,6 +236,8 @@ def make_optimizer(
     )
     if config.state_dtype != "float32":
         adam = store_mean_in(config.state_dtype, adam, "mu" if config.bias_correction else "mean")
+    # Decay comes after Adam's ratio, so that the root of the squares does not divide it
+    # (decoupled).
     adamw = (adam, optax.add_decayed_weights(config.weight_decay, decay_mask))
     if config.name == "stable_adamw":
         adamw = (clip_updates(optax.chain(*adamw), config.beta2, config.epsilon),)

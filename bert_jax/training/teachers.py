@@ -83,8 +83,10 @@ def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -
         )
     try:
         for batch in batches:
+            # for each call: a generator that waits would leave the mesh set for everybody else
             with jax.set_mesh(mesh):
-                yield run(params, batch)
+                taught = run(params, batch)
+            yield taught
     finally:
         getattr(batches, "close", lambda: None)()
 

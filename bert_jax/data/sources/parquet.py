@@ -98,6 +98,7 @@ def read_rows(path: str, source: str) -> list[dict[str, Any]]:
         _check_chunks(file, path, source)
         for batch in file.iter_batches(_rows_at_once(file), use_threads=False):
             read = batch.to_pylist()
+            # Counted while they are read: a small file may repeat a long text in every row.
             held += _cost(read)
             if held > most:
                 raise _too_much(source, most)
@@ -155,6 +156,7 @@ def _without_decimals(value: Any) -> Any:
         return {name: _without_decimals(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_without_decimals(item) for item in value]
+    # neither JSON nor labels know it
     if isinstance(value, Decimal):
         return int(value) if value == int(value) else float(value)
     return value

@@ -88,6 +88,7 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
         raise InputError(f"{where}: single texts score no vectors; give a dev set of pairs")
     if split == "train":
         if not _is_squad(source) and not beir_place(source, "dev"):
+            # The best is chosen on dev, which may be graded where training data are not.
             graded = is_graded(_read(config, source, "dev") or examples)
         examples.metric = "spearman" if graded else "ndcg@10"
     elif not graded:  # anchors among the texts to search, that do not belong to themselves
@@ -255,6 +256,7 @@ def _of_nli(
     for groups in by_premise.values():
         against = [example.texts[1:] for example in groups.get("contradiction", ())]
         for number, example in enumerate(groups.get("entailment", ())):
+            # in turn, so that all are used
             negative = against[number % len(against)] if against else ()
             triplets.append(example._replace(texts=(*example.texts, *negative)))
     return triplets, {"pairs that are not entailment": len(examples) - len(triplets)}
@@ -272,6 +274,7 @@ def _without_empty(
         if not anchor.strip() or not positive.strip():
             empty += 1
             continue
+        # One that is the positive would push away what belongs to the anchor.
         negatives = [text for text in against if text.strip() and text != positive]
         same += positive in against
         kept.append(example._replace(texts=(anchor, positive, *negatives)))

@@ -253,6 +253,7 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
             truth.setdefault(anchor, {})[positive] = 1.0
             own[anchor] = {anchor} - truth[anchor].keys()
     names = list(passages)
+    # as many more as are dropped below
     depth = _DEPTH + max(map(len, own.values()))
     blocks = in_blocks(np.stack(list(passages.values())))
     results = nearest(np.stack(list(queries.values())), blocks, depth)

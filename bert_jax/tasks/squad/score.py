@@ -101,6 +101,7 @@ def find_threshold(
       answered: whether the question has an answer.
       silent: whether the answer is "" at any threshold.
     """
+    # An answer to a question that has none loses the point that silence had.
     gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))
     return _best_threshold(odds, ~answered, gains, np.ones(len(odds) + 1, bool), 0.0)
 

@@ -81,6 +81,7 @@ class SquadTask(Task[SquadExample, SpanPrediction]):
         """
         texts = {prediction.id: prediction.text for prediction in predictions}
         if self.has_no_answers:
+            # predictions already have no answer where the odds are above the model's threshold
             scores = score_squad2(examples, texts, threshold=np.inf)
             best = score_squad2(examples, *_spans_and_odds(predictions), threshold=np.inf)
             scores |= {name: value for name, value in best.items() if name.startswith("best_")}
