@@ -120,6 +120,7 @@ def restore_tree(path: Place, abstract_tree: PyTree, alone: bool = False) -> PyT
 
 def check_readable(path: Place, arrays: ArrayTable) -> None:
     """Reads the smallest of the arrays that were written. Raises: InputError if it cannot be found again."""
+    # the smallest: whether arrays are found again does not depend on their size
     name = min(arrays, key=lambda name: math.prod(arrays[name][1]))
     dtype, shape = arrays[name]
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -28,7 +28,7 @@ from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import on_host
 from bert_jax.devices.work import under_way
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, reading
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
@@ -219,12 +219,10 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
     path, where = folder.path, folder / "config.json"
     about = folder.json("config.json")
     schema.check(about, _About, where, "it is damaged, or was not written here")
-    try:
+    with reading(str(where)):
         drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
     tokenizer = read_tokenizer(folder.inside("tokenizer"))
     fingerprint = tokenizer.fingerprint

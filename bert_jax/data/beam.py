@@ -223,6 +223,7 @@ def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Ite
     text = corpus.read_piece(piece)
     encoded = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
     yield beam.pvalue.TaggedOutput("abouts", (encoded.parts.tobytes(), len(encoded.lines)))
+    # Hashes are sorted, so a set is a stretch of them.
     bounds = np.arange(1, _LINE_SETS, dtype=np.uint64) * np.uint64((1 << 64) // _LINE_SETS)
     for number, hashes in enumerate(
         np.split(encoded.lines, np.searchsorted(encoded.lines, bounds))

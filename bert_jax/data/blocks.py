@@ -49,6 +49,7 @@ class BlockSums:
         """Takes the next bytes of rows."""
         view = memoryview(part)
         while view:
+            # Only when more bytes come, since a block that is full may be the last one.
             if self._filled in (0, self._bytes):
                 self._sums.append(0)
                 self._filled = 0

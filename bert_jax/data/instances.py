@@ -223,6 +223,8 @@ def make_rows(
     last = np.where(second_length, begin + second_length, middle)  # where the last [SEP] stands
     in_first = made["first_start"][:, None] + positions - 1
     in_second = made["second_start"][:, None] + positions - begin
+    # Clipped, so that what is outside of a sequence can be read; the lines below overwrite it, the
+    # later ones what the earlier wrote.
     ids = tokens[np.where(positions < middle, in_first, in_second).clip(0, len(tokens) - 1)]
     ids[:, 0] = tokenizer.cls_id
     ids[(positions >= middle) & (positions < begin) | (positions == last)] = tokenizer.sep_id

@@ -254,6 +254,7 @@ def _encode(
     for lines, num_failed, start, end in zip(documents, failed, starts, starts[1:]):
         raw = [line.encode() for line in lines]
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
+        # with an end for each line
         key, num_bytes = document_key(lines, seed), sum(map(len, raw)) + len(raw)
         num_words = sum(len(line.split()) for line in lines)
         for part, counts in enumerate(

@@ -9,7 +9,6 @@ parsing. Letters: L positions of a row, M places for sequences in a row, V vocab
 import hashlib
 import io
 import itertools
-import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from bert_jax.data.blocks import BlockSums, RowSource, block_rows
-from bert_jax.errors import TOO_MANY_FILES, InputError, are_too_many, one_line, shown
+from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import MANIFEST, Resolved, resolve
@@ -307,10 +306,7 @@ class Dataset:
 
         Raises: InputError if it cannot be read, or is not the one that the manifest names.
         """
-        try:
-            tokenizer = load_tokenizer(self.tokenizer_path)
-        except InputError as error:
-            raise InputError(f"the data set's own tokenizer cannot be used: {error}") from None
+        tokenizer = load_tokenizer(self.tokenizer_path)
         named = self.manifest["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != named:
             ids = f"other ids than the rows (fingerprint {tokenizer.fingerprint[:12]}, not {shown(named[:12])})"
@@ -397,10 +393,24 @@ def open_rows(about: About, verify: bool = True) -> Dataset:
     if verify:
         files.check_sums(about.path, about.shards, _REMEDY)
     splits = about.manifest["splits"]
-    train, heldout = (
-        _open_split(about.path, splits[name], about.dtype) for name in ("train", "heldout")
-    )
-    return Dataset(about.path, about.manifest, train, heldout, about.token_counts)
+    rows = {}
+    for name in ("train", "heldout"):
+        shards = []
+        for shard in splits[name]["shards"]:
+            records = _load(about.path / shard["name"])
+            # The header of the file against the manifest: a size alone may be right by chance.
+            if records.dtype != about.dtype or records.shape != (shard["rows"],):
+                raise InputError(
+                    f"{about.path / shard['name']} does not hold {shard['rows']} rows; prepare it again"
+                )
+            shards.append(records.view(np.uint8).reshape(len(records), about.dtype.itemsize))
+        rows[name] = LocalRows(
+            dtype=about.dtype,
+            num_sequences=splits[name]["sequences"],
+            shards=tuple(shards),
+            ends=np.cumsum([len(shard) for shard in shards], dtype=np.int64),
+        )
+    return Dataset(about.path, about.manifest, rows["train"], rows["heldout"], about.token_counts)
 
 
 def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool = True) -> About:
@@ -451,26 +461,8 @@ def _read_manifest(path: Path) -> JsonObject:
     return manifest
 
 
-def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> LocalRows:
-    """Returns the split that the manifest describes."""
-    shards = []
-    for shard in split["shards"]:
-        # The header of the file against the manifest: a size alone may be right by chance.
-        records = _load(path / shard["name"])
-        if records.dtype != dtype or records.shape != (shard["rows"],):
-            raise InputError(
-                f"{path / shard['name']} does not hold {shard['rows']} rows; prepare it again"
-            )
-        shards.append(records.view(np.uint8).reshape(len(records), dtype.itemsize))
-    ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
-    return LocalRows(dtype=dtype, num_sequences=split["sequences"], shards=tuple(shards), ends=ends)
-
-
 def _load(path: Path) -> np.ndarray:
     """Returns the memory map of a `.npy` file. Raises: InputError if it is not a valid one."""
-    try:
+    # any error: the header of such a file is Python, and fails as Python does
+    with files.reading(str(path)):
         return np.lib.format.open_memmap(path, mode="r")
-    # its header is Python
-    except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:
-        remedy = TOO_MANY_FILES if are_too_many(error) else "prepare the data set again"
-        raise InputError(f"{path} is not a .npy file ({one_line(error)[:100]}); {remedy}") from None

@@ -104,22 +104,20 @@ class Members:
         """
         deadline = time.monotonic() + 10 * self.pause
         while time.monotonic() < deadline:
-            if cause := self._look_for_cause():
+            cause = None
+            try:
+                for number, silence in self.silences().items():
+                    if silence > 6 * self.pause:
+                        cause = cause or self.lost(number, silence)
+                cause = self.failure_of_another() or cause  # which says more
+            except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
+                cause = LostProcessError(_unreachable(error))
+            if cause:
                 # From now on the main thread ends this process, and the watch only if that takes long.
                 self._failed_at, self._status = time.monotonic(), cause.STATUS
                 return cause
             time.sleep(0.1)
         return None
-
-    def _look_for_cause(self) -> InputError | None:
-        try:
-            if failure := self.failure_of_another():
-                return failure
-            silences = self.silences()
-        except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
-            return LostProcessError(_unreachable(error))
-        lost = [number for number, silence in silences.items() if silence > 6 * self.pause]
-        return self.lost(lost[0], silences[lost[0]]) if lost else None
 
     def name(self, number: int) -> str:
         """Returns "process 1 (its host)"."""

@@ -181,11 +181,18 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = Fa
         name = path_name(path)
         axes = match_rule(RULES, name) if name else ()
         assert len(axes) in (0, len(leaf.shape)), f"rule {axes} for {name} of shape {leaf.shape}"
-        spec = tuple(MESH_AXES[axis] for axis in axes)
-        return NamedSharding(
-            mesh,
-            PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)),
-        )
+        spec = [MESH_AXES[axis] for axis in axes]
+        if over_data and mesh.shape["data"] > 1:
+            free = [
+                dim
+                for dim, (axis, size) in enumerate(zip(spec, leaf.shape))
+                if size % mesh.shape["data"] == 0 and (axis is None or mesh.shape[axis] == 1)
+            ]
+            # The largest that divides, but the last one only if no other does: TPUs pad it to a multiple of 128.
+            if free:
+                rank = lambda dim: (dim != len(leaf.shape) - 1, leaf.shape[dim])  # noqa: E731
+                spec[max(free, key=rank)] = "data"
+        return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -207,27 +214,6 @@ def gathered(mesh: Mesh, params: PyTree) -> PyTree:
 
 def _same(tree: PyTree) -> PyTree:
     return tree
-
-
-def _divided_over_data(
-    mesh: Mesh | AbstractMesh, spec: tuple[str | None, ...], shape: tuple[int, ...]
-) -> tuple[str | None, ...]:
-    """Returns the mesh axes of a parameter, with "data" added at the largest undivided dimension that it divides.
-
-    The last dimension is used only if no other fits, since TPUs pad it to a multiple of 128. If no dimension fits, the
-    axes stay the same.
-    """
-    devices = mesh.shape["data"]
-    free = [
-        dim
-        for dim, (axis, size) in enumerate(zip(spec, shape))
-        if size % devices == 0 and (axis is None or mesh.shape[axis] == 1)
-    ]
-    if not free or devices == 1:
-        return spec
-    # The largest, so that each device has long runs of memory to send.
-    chosen = max(free, key=lambda dim: (dim != len(shape) - 1, shape[dim]))
-    return (*spec[:chosen], "data", *spec[chosen + 1 :])
 
 
 def on_host(tree: PyTree) -> PyTree:

@@ -113,6 +113,7 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
         with opened(url) as (files, root):
             paths = files.find(f"{root.rstrip('/')}/{name}")
         wanted.extend(path.removeprefix(root).lstrip("/") for path in paths)
+    # all of them before the first is copied
     for name in wanted:
         _inside(folder, name, url)
     list(at_once(lambda name: _copy(f"{url.rstrip('/')}/{name}", folder / name), wanted))

@@ -89,6 +89,7 @@ class ClassesTask(Task[ClassifyExample, texts.Classified]):
         """Returns a row for each example; in training, with weights and smoothed labels."""
         config, classes = self.config, self.classes
         smoothing = config.label_smoothing if training else 0.0
+        # One soft label makes all of them soft, since the labels of a batch are one array.
         is_soft = smoothing or any(isinstance(example.label, Mapping) for example in examples)
 
         def target(example: ClassifyExample) -> np.ndarray | int | None:

@@ -81,6 +81,7 @@ def as_loaded(
     notes: list[str] = []
     if not isinstance(model, dict):
         return backend, settings, []
+    # special_tokens_map.json is read only where tokenizer_config.json has no tokens of its own
     if "added_tokens_decoder" not in settings:
         settings = settings | files.special_tokens
     wanted, given = _MODELS.get(kind), model.get("type")

@@ -184,6 +184,7 @@ def letter_images(lowercase: bool, strip_accents: bool) -> Mapping[int, str]:
 
 def is_chinese(char: str) -> bool:
     """Returns whether the reference treats it as a Chinese character."""
+    # after a start and before its end
     return bisect.bisect_right(_CHINESE_BOUNDS, ord(char)) % 2 == 1
 
 

@@ -48,6 +48,8 @@ class Words(NamedTuple):
 
 def find_words(lines: bytes) -> Words:
     r"""Returns the words of lines separated by "\n", as `str.split` finds them."""
+    # Blanks around, so that the first and the last word have two edges; and zeros, so that a key
+    # can be read at every byte.
     raw = b"\n" + lines + b"\n" + bytes(_KEY_BYTES)
     data = np.frombuffer(raw, np.uint8)[:-_KEY_BYTES]
     # Unsigned: what is below 9 or 28 wraps around and is large, so one comparison does for a range.

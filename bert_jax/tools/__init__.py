@@ -29,7 +29,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     minute at most: a program may do all its work in a module that it imports.
     """
     _held_since.append(time.monotonic())
-    if _is_importing(frame) and time.monotonic() - _held_since[0] < 60:
+    caller = frame
+    while caller and not caller.f_code.co_filename.startswith("<frozen importlib"):
+        caller = caller.f_back
+    # None, if no import is among the calls that led here
+    if caller and time.monotonic() - _held_since[0] < 60:
         _raise_again(number)
     else:
         _held_since.clear()
@@ -48,15 +52,6 @@ def _not_raised(unraisable: Any) -> None:
         _raise_again(signal.SIGINT)
     else:
         sys.__unraisablehook__(unraisable)
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    """Returns whether an import is among the calls that led to a frame."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 if sys.excepthook is sys.__excepthook__:  # not in a notebook, which has one of its own

@@ -124,6 +124,7 @@ def _read(path: str) -> list[Any]:
 def _write_json(path: Path, features: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
     with open(path, "w", encoding="utf-8") as stream:
         for number, text in enumerate(features):
+            # six digits, as Google's tool writes
             vectors = text.layers.astype("float64").round(6).tolist()
             record = {
                 "linex_index": number,  # as Google's tool spells it

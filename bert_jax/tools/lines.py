@@ -32,12 +32,10 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
             raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
-    try:
+    with reading(f"input {path}"):
         local = local_copy(path)
         # of a pipe no byte is read twice
         stream = open_binary(local) if os.path.isfile(local) else open(local, "rb")
-    except OSError as error:
-        raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     with stream:
         yield stream
 

@@ -106,6 +106,8 @@ def main() -> None:
                 ],
             )
             return
+        # Standard input is answered whenever it pauses, as programs wait for the answer before they
+        # write on.
         for chunk in told(
             batches_of(lines, _LINES_AT_ONCE, 0.2 if INPUT.value == "-" else None), "lines"
         ):
@@ -128,7 +130,11 @@ def _predictions(
                 _read(predictor, line, where, LINES.value == "text") if line else (line, None)
             )
         except InputError as error:
-            wrong = InputError(f"{error}{_advice(predictor, line, where)}")
+            advice = ""
+            with contextlib.suppress(InputError):
+                if LINES.value != "text" and _read(predictor, line, where, is_text=True):
+                    advice = "; or give --lines=text, and every line is one text, whatever is in it"
+            wrong = InputError(f"{error}{advice}")
             break
     predictions = iter(
         _predict(predictor, [example for _, example in inputs if example is not None])
@@ -163,14 +169,6 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
         return line, predictor.parse(line if is_words else (line,), where)
     value = parse_line(line, where, is_words)
     return value, predictor.parse(value, where)
-
-
-def _advice(predictor: "Predictor", line: str, where: str) -> str:
-    """Returns how a line that is wrong can be taken for a text; "" if it cannot, or is."""
-    with contextlib.suppress(InputError):
-        if LINES.value != "text" and _read(predictor, line, where, is_text=True):
-            return "; or give --lines=text, and every line is one text, whatever is in it"
-    return ""
 
 
 def _predict(predictor: "Predictor", inputs: Sequence[Any]) -> list[JsonObject]:

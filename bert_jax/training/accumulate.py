@@ -67,6 +67,7 @@ def sum_over_microbatches(
 
         def add_up(path: KeyPath, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
             is_narrow = path_name(path).rpartition("/")[2] in _NARROW
+            # rounded here, just before it is sent: microbatches were added up in float32
             narrow = gradient.astype(gradient_dtype) if is_narrow else gradient
             if "data" in spec:
                 narrow = _own_part(narrow, spec.index("data"))

@@ -147,19 +147,17 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
         return numbers * size + model.hidden_size * masks * dropout
 
     scores = model.num_heads * row_length
-    kept = row_length * (of_tokens(model.remat) + scores * _of_scores(model, size, row_length))
+    # Fused attention, blocks and windows keep no scores, and compute them again.
+    whole = model.attention == "plain" and not model.num_local and row_length <= LONGEST_WHOLE
+    of_score = _KEPT_OF_SCORES[model.remat] if whole else 0
+    if of_score:
+        of_score += size - (0 if model.attention_dropout_rate else 1)
+    kept = row_length * (of_tokens(model.remat) + scores * of_score)
     at_once = min(1.0, SCORES / row_length**2) if row_length > LONGEST_WHOLE else 1.0
     working = row_length * (
         of_tokens("none") * (model.remat != "none") + scores * at_once * _WORKING_OF_SCORES
     )
     return round((model.num_layers * kept + working) / tensor)
-
-
-def _of_scores(model: ModelConfig, size: int, row_length: int) -> int:
-    """Returns the bytes that are kept of each score; fused attention, blocks and windows compute scores again."""
-    whole = model.attention == "plain" and not model.num_local and row_length <= LONGEST_WHOLE
-    kept = _KEPT_OF_SCORES[model.remat] if whole else 0
-    return kept - (0 if model.attention_dropout_rate else 1) + size if kept else 0
 
 
 def logit_bytes(model: ModelConfig, predictions: int, tensor: int = 1) -> int:

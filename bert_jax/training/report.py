@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from bert_jax.devices.work import under_way
-from bert_jax.errors import InputError, StoppedError, package_needed, without_secrets
+from bert_jax.errors import InputError, StoppedError, package_needed, reading, without_secrets
 from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
 from bert_jax.storage.writing import atomic_path, cannot_write
@@ -218,15 +218,9 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
 
     Raises: InputError if the file is missing or another line cannot be read.
     """
-    try:
-        lines = (
-            to_place(path)
-            .read_text(encoding="utf-8", errors="replace")
-            .removesuffix("\n")
-            .split("\n")
-        )
-    except OSError as error:
-        raise InputError(f"metrics {path} cannot be read: {error.strerror or error}") from None
+    with reading(f"metrics {path}"):
+        text = to_place(path).read_text(encoding="utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:

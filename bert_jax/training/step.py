@@ -152,6 +152,8 @@ def train_step(
     def whole_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
+        # By name, whatever generator a program has made JAX's default: other bits would be another
+        # run.
         step_key = jax.random.fold_in(
             jax.random.wrap_key_data(key, impl="threefry2x32"), state.step
         )

@@ -18,7 +18,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import check_divisible, row_sharding, tree_shardings
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, reading
 from bert_jax.model.heads.base import Head
 from bert_jax.model.objective import Params, forward, init_params
 from bert_jax.settings.finetuning import ProbeConfig
@@ -164,12 +164,8 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
             raise InputError(
                 f"teacher.checkpoint {path} has {reads}; rows have {about.length} tokens"
             )
-        try:
+        with reading(f"teacher.checkpoint {path}, on the student's mesh"):
             check_divisible(about.mesh, teacher.config)
-        except InputError as error:
-            raise InputError(
-                f"teacher.checkpoint {path} is computed on the student's mesh: its {error}"
-            ) from None
         computed = teacher.config.computing_in(about.model.compute_dtype)
         teachers.append(dataclasses.replace(teacher, config=computed))
     if this_job().is_several:

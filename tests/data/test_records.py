@@ -312,7 +312,7 @@ def test_a_header_that_is_no_header_is_one_line(dataset, name, header):
     content = bytearray((dataset / name).read_bytes())
     content[10 : 10 + len(header)] = header
     (dataset / name).write_bytes(content)
-    assert f"{dataset / name} is not a .npy file (" in refusal(dataset, verify=False)
+    assert f"{dataset / name} is damaged or another kind of file (" in refusal(dataset, verify=False)
 
 
 def test_counts_of_another_vocabulary_are_one_line(dataset):

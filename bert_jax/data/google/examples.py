@@ -107,6 +107,7 @@ def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer
     real = np.arange(ids.shape[1]) < lengths
     used = weights == 1
     falls = np.diff(types, axis=1, prepend=0) < 0
+    # Places that are not used get numbers below 0, each another: only used ones can be equal.
     ordered = np.sort(np.where(used, positions, -1 - np.arange(positions.shape[1])), axis=1)
     known = f"ids of the vocabulary, 0 to {tokenizer.vocab_size - 1}"
     # What values are, the values, and which of them are not: the first of these is told.

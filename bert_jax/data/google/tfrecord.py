@@ -133,6 +133,7 @@ def decode_payloads(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, n
     if kind == FLOATS:
         return np.frombuffer(joined, "<f4").astype(np.float32), np.diff(stops // 4, prepend=0)
     data = np.frombuffer(joined, np.uint8)
+    # The last byte of a number has no bit 0x80, in whichever payload it is.
     ends = np.flatnonzero(data < 0x80) + 1
     counts = np.diff(np.searchsorted(ends, stops, side="right"), prepend=0)
     if len(ends) == len(data):
@@ -142,8 +143,10 @@ def decode_payloads(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, n
     if sizes.max() > 10:
         raise ValueError(f"an integer has {sizes.max()} bytes, and 10 is the most")
     values = (data[starts] & np.uint8(0x7F)).astype(np.uint64)
+    # All second bytes, then all third ones: most numbers have no more than two.
     for byte in range(1, int(sizes.max())):
         (longer,) = np.nonzero(sizes > byte)
         bits = (data[starts[longer] + byte] & np.uint8(0x7F)).astype(np.uint64)
         values[longer] |= bits << np.uint64(7 * byte)
+    # a negative number is written as its 64 bits
     return values.view(np.int64), counts

@@ -166,28 +166,18 @@ def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
     """Returns the names of the classes of each column that is a class label, as Hugging Face's datasets write them."""
     with _opened(path, source, "") as file:
         metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    classes: dict[str, tuple[str, ...]] = {}
     try:
-        features = json.loads(metadata).get("info", {}).get("features", {})
-        named = {name: _class_names(kind) for name, kind in features.items()}
+        for column, kind in json.loads(metadata).get("info", {}).get("features", {}).items():
+            # Of lists of class labels, too: datasets before version 4 have [kind] for {"feature": kind}.
+            while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
+                kind = (kind or [{}])[0] if isinstance(kind, list) else kind["feature"]
+            if isinstance(kind, dict) and kind.get("_type", "ClassLabel") == "ClassLabel":
+                names = kind.get("names") or range(kind.get("num_classes") or 0)
+                classes[column] = tuple(map(str, names))
     except (AttributeError, TypeError, ValueError):
         return {}
-    return {name: names for name, names in named.items() if names}
-
-
-def _class_names(kind: Any) -> tuple[str, ...]:
-    """Returns the names of a class label, or of lists of one; () for other kinds."""
-    # [kind] is that of datasets < 4
-    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
-        kind = (
-            kind[0]
-            if isinstance(kind, list) and kind
-            else kind["feature"]
-            if isinstance(kind, dict)
-            else {}
-        )
-    if not isinstance(kind, dict) or kind.get("_type", "ClassLabel") != "ClassLabel":
-        return ()
-    return tuple(map(str, kind.get("names") or range(kind.get("num_classes") or 0)))
+    return {column: names for column, names in classes.items() if names}
 
 
 def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:
