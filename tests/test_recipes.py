@@ -214,6 +214,9 @@ def test_an_unknown_argument_is_refused_with_those_there_are(name, argument, exp
 def test_a_recipe_of_an_own_head_is_read_whatever_its_file_is_called(tmp_path):
     (tmp_path / "head.txt").write_text("def get_head(): return 'mine'\n")
     assert read_own(str(tmp_path / "head.txt")).head == "mine"
+    (tmp_path / "none.py").write_text("def get_head(): print('nothing')\n")
+    with pytest.raises(InputError, match="get_head gives nothing; let it return the head"):
+        read_own(str(tmp_path / "none.py"))
     (tmp_path / "other").write_text("some words\n")
     with pytest.raises(InputError, match=r"other, line 1: SyntaxError: invalid syntax.*; correct it"):
         read_own(str(tmp_path / "other"))

@@ -28,6 +28,7 @@ _SHAPES = {
     "mlm_weights": "BP",
     "causal": "B",
 }
+_ROWS_AT_ONCE = 4096  # whose ids are looked at together
 
 
 def check_shapes(where: str, **named: tuple[Any, Sequence[str | int]]) -> None:
@@ -92,9 +93,9 @@ def check_rows(config: ModelConfig, rows: Sequence[Row], what: str) -> None:
         raise InputError(
             f"{what} has a sequence of {longest} tokens and the model {config.max_positions} positions; cut it there"
         )
-    check_below(
-        f"a token id in {what}", np.concatenate([row.token_ids for row in rows]), config.vocab_size
-    )
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        ids = np.concatenate([row.token_ids for row in rows[first : first + _ROWS_AT_ONCE]])
+        check_below(f"a token id in {what}", ids, config.vocab_size)
     check_type_ids(config, max(int(row.type_ids.max(initial=0)) for row in rows), what)
 
 

@@ -46,10 +46,8 @@ def try_own(
     _check_labels(task, data.train.rows)
     train = _first_two(task, tokenizer, data.train, training=True)
     _try_head(task, model, train.rows, config)
-    split = train
-    if data.evaluation:
-        split = _first_two(task, tokenizer, data.evaluation[0])
-    _try_task(task, model, data, split)
+    asked = next((split for split in data.evaluation if split.rows), data.train)
+    _try_task(task, model, data, _first_two(task, tokenizer, asked))
 
 
 def _first_two(task: Task, tokenizer: Tokenizer, split: Split, training: bool = False) -> Split:

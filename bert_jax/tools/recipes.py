@@ -253,7 +253,10 @@ def read_own(path: str | None) -> "Own":
             this_job().check_same(
                 {"code of the recipe": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
             )
-        return Own(get_task, get_head and get_head())
+        head = get_head() if get_head else None
+        if get_head and head is None:
+            raise InputError(f"recipe {path}: get_head gives nothing; let it return the head")
+        return Own(get_task, head)
     except InputError:
         raise
     except Exception as error:

@@ -12,6 +12,7 @@ from builders import make_pretrained, make_topics, message, topics_run
 from flax import linen as nn
 
 import bert_jax
+from bert_jax.model.heads.embedding import Embeddings
 from bert_jax.tasks import trial
 from bert_jax.tasks.catalog import Own, make_task
 from bert_jax.tasks.hooks import is_own
@@ -134,13 +135,15 @@ class ExportFails(Sum):
         return {}["missing"]
 
 
+class OnlyInTraining(Sum):
+    def logits(self, model, encoded, batch, deterministic):
+        given = super().logits(model, encoded, batch, deterministic)
+        return given if deterministic else nn.Dense(model.num_outputs, name="more")(given)
+
+
 class NoHash(Sum):
     def __init__(self):
         self.sizes = [1]
-
-
-class Abstract(bert_jax.Head):
-    name, parts = "abstract", ("mine",)
 
 
 HEADS = {
@@ -163,6 +166,7 @@ HEADS = {
     NoOutputs: "NoOutputs.outputs fails with IndexError: index 99 is out of bounds",
     ConstantFails: "ConstantFails.constant fails with KeyError: 'missing'",
     ExportFails: "ExportFails.exported fails with KeyError: 'missing'",
+    OnlyInTraining: "OnlyInTraining.logits fails with ScopeParamNotFoundError: ",
     NoHash: "NoHash.attributes gave {'sizes': [1]}; needed: what can be hashed, such as tuples",
 }
 
@@ -181,6 +185,27 @@ def test_a_mistake_in_a_head_is_told_before_the_first_step(run, kind):
 @pytest.mark.parametrize("kind", [Sum, NotPacked], ids=lambda kind: kind.__name__)
 def test_a_head_that_fits_is_taken(run, kind):
     assert isinstance(open_task(run, Own(head=kind())).task.head, kind)
+
+
+class Vectors(Embeddings):
+    name = "own_vectors"
+
+    def as_set(self, config):
+        return self
+
+
+def test_a_head_of_texts_that_are_compared_is_tried_too(run, tmp_path):
+    lines = [f'{{"anchor": "bar {word}", "positive": "{word}"}}\n' for word in ("bes", "bit", "bon", "bat")]
+    (tmp_path / "train.jsonl").write_text("".join(lines))
+    data = dataclasses.replace(run.data, source=str(tmp_path / "train.jsonl"))
+    run = dataclasses.replace(run, data=data, task=dataclasses.replace(run.task, name="embeddings"))
+    assert isinstance(open_task(run, Own(head=Vectors())).task.head, Vectors)
+
+    class Wrong(Vectors):
+        def losses(self, logits, batch, weights):
+            return {"loss": logits.sum()}
+
+    assert message(open_task, run, Own(head=Wrong())).startswith("Wrong.losses gave {'loss': ()}; needed")
 
 
 def test_the_place_of_a_pooled_output_is_told(run):
