@@ -25,6 +25,7 @@ _FREE = frozenset(
 _SLICES = ("dynamic-slice", "slice", "gather")
 # in a fusion: names, or numbers as they come
 _SAME = ("bitcast", "reshape", "copy", "transpose", "convert")
+_RESERVED = 'custom_call_target="AllocateBuffer"'  # memory that something else will write
 _WORKSPACE = re.compile(r'custom_call_target="__cu(?:blas|dnn)')
 
 
@@ -67,7 +68,7 @@ def _inside_of_fusions(module: Module) -> set[str]:
 def _moved(module: Module, instruction: Instruction, known: Mapping[str, Instruction]) -> int:
     """Returns the bytes that an instruction outside of fusions moves."""
     opcode = instruction.opcode
-    if opcode in _FREE:
+    if opcode in _FREE or _RESERVED in instruction.attributes:
         return 0
     if opcode.endswith("-done"):  # its start has read; now it is written
         return _in_hbm(instruction.types)

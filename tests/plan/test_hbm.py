@@ -68,6 +68,16 @@ def test_other_memory_spaces_are_free_and_an_asynchronous_copy_is_one():
     assert moved_bytes(text) == 2 * 512 * 512 * 2  # read once at the start, written once at the end
 
 
+def test_memory_that_is_set_aside_is_not_written():
+    text = entry(
+        '  %stack = bf16[24,512,512]{2,1,0} custom-call(), custom_call_target="AllocateBuffer"',
+        "  %zero = s32[] constant(0)",
+        "  ROOT %out = bf16[1,512,512]{2,1,0} dynamic-slice(%stack, %zero, %zero, %zero), "
+        "dynamic_slice_sizes={1,512,512}",
+    )
+    assert moved_bytes(text) == 2 * 512 * 512 * 2 + 3 * 4  # the slice, read and written, and where it begins
+
+
 def test_the_workspace_of_a_library_is_not_moved():
     text = entry(
         "  %p = bf16[512,512]{1,0} parameter(0)",
