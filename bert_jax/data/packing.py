@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data import records
-from bert_jax.errors import InputError
 
 MAX_PER_ROW = 64  # sequences; more would not make rows fuller, and masking compares them
 EMPTY = -1  # a place of a row without a sequence
@@ -34,20 +33,6 @@ class PackingPlan:
         return int(self.counts.sum())
 
 
-def check_packing(row_length: int, max_per_row: int, longest: int) -> None:
-    """Raises: InputError if sequences of up to `longest` tokens cannot be packed like this."""
-    if not 1 <= max_per_row <= MAX_PER_ROW:
-        raise InputError(
-            f"max_per_row {max_per_row} is not in 1..{MAX_PER_ROW}; 3 fills rows of 512 tokens"
-        )
-    if not 8 <= row_length <= 65535:
-        raise InputError(f"row_length {row_length} is not in 8..65535; 128 and 512 are usual")
-    if longest > row_length:
-        raise InputError(
-            f"row_length {row_length} is shorter than the longest sequence, of {longest} tokens; use {longest} or more"
-        )
-
-
 def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int) -> PackingPlan:
     """Returns combinations of lengths that use every sequence once and leave little of the rows empty.
 
@@ -59,12 +44,9 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
     shape, where always taking the largest or the most alike would exhaust what others need later. What cannot be
     completed at the end of a share of the sequences is given to the next share, where more is left to complete it.
     Source: the idea of packing on the histogram is of Krell et al. 2021 (arXiv 2107.02027); the method is our own.
-
-    Raises: InputError if `max_per_row` or `row_length` is not usable.
     """
     histogram = np.array(length_histogram, np.int64)
     present = np.flatnonzero(histogram[1:]) + 1
-    check_packing(row_length, max_per_row, int(present[-1]) if len(present) else 1)
     left = np.zeros(row_length + 1, np.int64)
     left[present] = histogram[present]
     plans = []

@@ -193,17 +193,22 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
     )
     process_id = flags.DEFINE_integer("process_id", -1, "index of this process, counted from 0")
     join_seconds = flags.DEFINE_integer(
-        "join_seconds", 60, "seconds that processes wait for each other at the start"
+        "join_seconds",
+        60,
+        "seconds that processes wait for each other at the start",
+        lower_bound=1,
     )
     lost_seconds = flags.DEFINE_integer(
         "lost_seconds",
         60,
         "seconds without a heartbeat from one process after which the others end the job",
+        lower_bound=1,
     )
     agree_seconds = flags.DEFINE_integer(
         "agree_seconds",
         1800,
         "seconds that processes wait for one that works on nothing, before they end the job",
+        lower_bound=1,
     )
 
     def join() -> contextlib.AbstractContextManager[None]:

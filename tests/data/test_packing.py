@@ -102,20 +102,6 @@ def test_rows_of_512_are_full_with_three_sequences_and_planned_in_a_second():
         assert histogram @ np.arange(513) / (512 * plan.num_rows) > 0.993
 
 
-@pytest.mark.parametrize(
-    ("row_length", "max_per_row", "message"),
-    [
-        (16, 0, r"max_per_row 0 is not in 1\.\.64; 3 fills"),
-        (16, 65, r"max_per_row 65 is not in 1\.\.64"),
-        (15, 2, "row_length 15 is shorter than the longest sequence, of 16 tokens; use 16 or more"),
-        (4, 2, r"row_length 4 is not in 8\.\.65535"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(row_length, max_per_row, message):
-    with pytest.raises(InputError, match=message):
-        plan_packing(np.bincount([3, 16]), row_length, max_per_row)
-
-
 def test_nothing_is_packed_into_no_rows():
     plan = plan_packing(np.zeros(17, int), 16, 3)
     assert plan.num_rows == 0 and assign(np.zeros(0, int), plan, 0).shape == (0, 3)
