@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from builders import make_pretrained
+from builders import make_pretrained, tiny_model
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bert_jax
@@ -185,6 +185,22 @@ def test_heads_compute_on_a_mesh_as_jax_makes_it(bert, batch, name):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-6), found, expected)
 
 
+def test_a_model_makes_batches_of_any_texts(bert, batch):
+    """Lists, generators, arrays; rows fit the model's positions; labels are of the head."""
+    jax.tree.map(np.testing.assert_array_equal, bert.batch(TEXTS), batch)
+    jax.tree.map(np.testing.assert_array_equal, bert.batch(text for text in TEXTS), batch)
+    jax.tree.map(np.testing.assert_array_equal, bert.batch(np.array(TEXTS)), batch)
+    labelled = bert.batch(TEXTS, labels=[0, 2, 1])
+    assert labelled.labels.tolist() == [[0], [2], [1]]
+    with pytest.warns(bert_jax.CutWarning):
+        assert bert.batch(["the ban " * 100]).token_ids.shape == (1, 64)
+    for answer in (bert_jax.sentence_embeddings, bert_jax.score_sentences):
+        np.testing.assert_array_equal(answer(bert, iter(TEXTS)), answer(bert, TEXTS))
+    assert bert.encode(iter(TEXTS)).hidden.shape == (3, 12, 32)
+    with pytest.raises(InputError, match="this is a single text; give a list of them"):
+        bert.batch(TEXTS[0])
+
+
 def test_models_batches_and_outputs_are_shown_in_a_few_words(bert, batch):
     assert repr(bert).splitlines() == [
         "Pretrained(bert, 2 layers of 32, 0.0 M parameters, computes in float32)",
@@ -222,3 +238,49 @@ def test_arrays_of_other_libraries_are_a_batch(bert, batch, kind):
 def test_arrays_of_other_shapes_are_no_batch(shapes):
     with pytest.raises(InputError, match=r"not all of one shape \[rows, tokens\]; pad the rows"):
         bert_jax.Batch.from_ids(*(np.ones(shape, np.int32) for shape in shapes))
+
+
+RELATIVES = {
+    "bert": {},
+    "modernbert": {
+        "family": "modernbert",
+        "num_layers": 4,
+        "window": 4,
+        "positions": "rotary",
+        "norm": "before",
+        "norm_bias": False,
+        "dense_bias": False,
+        "feed_forward": "gated",
+        "type_vocab_size": 0,
+        "activation": "gelu_exact",
+    },
+}
+
+
+@pytest.mark.parametrize("family", RELATIVES)
+def test_in_float64_derivatives_are_those_of_differences(batch, family):
+    config = tiny_model(vocab_size=167, compute_dtype="float64", **RELATIVES[family])
+    head, random = HEADS["sequence_classification"], np.random.default_rng(0)
+    labelled = batch._replace(labels=np.array([[0], [1], [2]]))
+    with jax.enable_x64(True):
+        params = jax.tree.map(np.float64, bert_jax.init_params(config, jax.random.key(0), head, 3))
+        direction = jax.tree.map(lambda leaf: random.normal(size=leaf.shape), params)
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(direction)))
+        step = jax.tree.map(lambda leaf: 1e-4 * leaf / norm, direction)
+
+        @jax.jit
+        def loss(params):
+            logits = bert_jax.forward(config, params, labelled, head)
+            total, count = head.losses(logits, labelled, head.weights(labelled))["loss"]
+            return total / count
+
+        after, before = (loss(jax.tree.map(add, params, step)) for add in (np.add, np.subtract))
+        gradient = jax.grad(loss)(params)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves((after, gradient))} == {"float64"}
+        along = sum(np.vdot(*pair) for pair in zip(jax.tree.leaves(gradient), jax.tree.leaves(step)))
+        assert float(after - before) / 2 == pytest.approx(float(along), rel=1e-6)
+    with pytest.raises(InputError, match="float64 needs 64 bits"):
+        bert_jax.forward(config, params, labelled, head)
+    run = bert_jax.PretrainConfig(model=config)
+    with pytest.raises(InputError, match="float64 is for functions alone"):
+        dataclasses.replace(run, data=dataclasses.replace(run.data, path="data")).validate()

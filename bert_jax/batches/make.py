@@ -2,7 +2,7 @@
 """Batches made of rows of texts and of tasks, on the host and on the mesh."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,13 +18,13 @@ from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import Spot
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.inputs import check_rows
-from bert_jax.text.fitting import fit_texts, tell_cut
+from bert_jax.text.fitting import fit_texts, listed, tell_cut
 from bert_jax.text.tokenizer import Tokenizer
 
 
 def make_batch(
     tokenizer: Any,
-    texts: Sequence[Any],
+    texts: Iterable[Any],
     max_length: int | None = None,
     long_texts: str = "cut",
     labels: Sequence[Any] | None = None,
@@ -57,7 +57,8 @@ def make_batch(
         raise InputError(
             f"max_length {max_length!r} is not a whole number of {least} or more; 128 and 512 are usual"
         )
-    if isinstance(texts, str) or not len(texts):
+    texts = listed(texts)
+    if not texts:
         raise InputError("there is no text for a batch; give a list of texts or of pairs of texts")
     if labels is not None and len(labels) != len(texts):
         raise InputError(f"there are {len(labels)} labels for {len(texts)} examples; give each one")

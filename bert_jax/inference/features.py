@@ -4,9 +4,9 @@
 Source: paper, section 5.3; google-research/bert extract_features.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +29,11 @@ from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import single_row
-from bert_jax.text.fitting import fit_texts, tell_cut
+from bert_jax.text.fitting import fit_texts, listed, tell_cut
 
-Texts: TypeAlias = Sequence[str] | Sequence[tuple[str, str]]
+Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]]
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
 _TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about; a batch, if that is more
-
-
-def check_list(texts: object) -> None:
-    """Raises: InputError if texts are a single one, whose characters would be taken for texts."""
-    if isinstance(texts, str):
-        raise InputError("this is a single text; give a list of them, such as [text]")
 
 
 class Encodings(NamedTuple):
@@ -67,7 +61,7 @@ def encode_texts(bert: Pretrained, texts: Texts, long_texts: str = "cut") -> Enc
     A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an error.
     Raises: InputError if there is no text, or one is none.
     """
-    check_list(texts)
+    texts = listed(texts)
     rows, cut = _rows(bert, texts, bert.config.max_positions, long_texts)
     if not rows:
         raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
@@ -106,7 +100,7 @@ def token_features(
 
     Raises: InputError if a layer does not exist, or `max_seq_length` is beyond the model's positions.
     """
-    chosen = tuple(layers)
+    chosen, texts = tuple(layers), listed(texts)
     max_seq_length, num_cut = _check(bert, chosen, max_seq_length), 0
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
         rows, cut = _rows(
@@ -156,7 +150,7 @@ def sentence_embeddings(
 
     Raises: InputError as `token_features`, or if there is no such pooling or kind.
     """
-    check_list(texts)
+    texts = listed(texts)
     if pooling not in ("", "mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
     settings = bert.embedding if not pooling and layer == -1 else None
@@ -175,8 +169,8 @@ def sentence_embeddings(
                 for text in texts
             ]  # type: ignore[assignment]
     max_seq_length = _check(bert, (layer,), max_seq_length)
-    embeddings = np.zeros((len(texts), size), np.float32)
-    rows, cut = _rows(bert, texts, max_seq_length, long_texts)
+    rows, cut = _rows(bert, listed(texts), max_seq_length, long_texts)
+    embeddings = np.zeros((len(rows), size), np.float32)
     tell_cut(sum(cut), max_seq_length)
     for row, spot, vectors in _outputs(bert, rows, compute):
         embeddings[row.example] = vectors[spot.places.start]
@@ -200,7 +194,7 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
 
 def _rows(
     bert: Pretrained,
-    texts: Texts,
+    texts: Sequence[Any],
     most: int,
     long_texts: str,
     before: int = 0,

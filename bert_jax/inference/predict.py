@@ -2,7 +2,7 @@
 """Predictions of a trained model on new text."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from bert_jax.checkpoints.pretrained import Prepared, Pretrained, read_pretraine
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
-from bert_jax.inference.features import check_list
 from bert_jax.inference.pretrained import computing_in
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.pretraining import MASKED_LM
@@ -33,7 +32,7 @@ from bert_jax.tasks.base import Example, Prediction, Rows, Task
 from bert_jax.tasks.catalog import NAMES, USUAL, MakeTask, Own, make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 from bert_jax.tasks.hooks import told
-from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
+from bert_jax.text.fitting import check_long_texts, listed, tell_cut, too_long
 
 
 def load_predictor(
@@ -83,7 +82,7 @@ class Predictor:
         self._prepared = Prepared(self._infer.ready)
         self._prepared.of(bert.params)
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Prediction]:
+    def __call__(self, inputs: Iterable[Any]) -> list[Prediction]:
         """Returns a prediction for each input, in the order of the inputs.
 
         An input is a text, a pair of texts, or a dict with the task's names: question and context, for one. The
@@ -91,7 +90,7 @@ class Predictor:
 
         Raises: InputError if the task cannot read an input; its message counts them from 1.
         """
-        check_list(inputs)
+        inputs = listed(inputs)
         if self.task is None:
             return list(fill_masks(self.bert, inputs, long_texts=self.long_texts))
         numbered = enumerate(inputs, 1)
@@ -197,7 +196,7 @@ class Blanks(NamedTuple):
 
 def fill_masks(
     bert: Pretrained,
-    texts: Sequence[str],
+    texts: Iterable[str],
     num_guesses: int = 5,
     long_texts: str = "cut",
 ) -> list[list[list[Filled]]]:
@@ -209,7 +208,7 @@ def fill_masks(
     """
     check_fills_masks(bert)
     check_long_texts(long_texts)
-    check_list(texts)
+    texts = listed(texts)
     blanks = [
         read_blanks(bert, text, f"text {number}", long_texts)
         for number, text in enumerate(texts, 1)

@@ -4,15 +4,19 @@
 import dataclasses
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from bert_jax.batch import Batch, Encoded, PyTree
+from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints import pretrained
 from bert_jax.checkpoints.pretrained import read_pretrained
 from bert_jax.errors import InputError, shown
 from bert_jax.inference.features import Encodings, Texts, encode_texts
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.objective import encode
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage.places import AnyPath
@@ -30,6 +34,16 @@ class Pretrained(pretrained.Pretrained):
     def encode(self, texts: Texts, long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, as `encode_texts`, which says what it raises."""
         return encode_texts(self, texts, long_texts)
+
+    def batch(
+        self,
+        texts: Texts,
+        labels: Sequence[Any] | None = None,
+        max_length: int | None = None,
+        head: Head = SEQUENCES,
+    ) -> Batch:
+        """Returns texts, or pairs of texts, as a batch that fits the model: `make_batch`, which says what it raises."""
+        return make_batch(self, texts, max_length, labels=labels, head=head)
 
     def apply(
         self,

@@ -4,7 +4,7 @@
 Source: Salazar et al. 2020 ("original"); Kauf and Ivanova 2023 ("within_word_l2r").
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import jax
@@ -17,12 +17,11 @@ from bert_jax.batches.pack import Layout, Sizes
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
-from bert_jax.inference.features import check_list
 from bert_jax.inference.predict import check_predicts_words, padded_batch
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
 from bert_jax.settings.model import ModelConfig
-from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
+from bert_jax.text.fitting import check_long_texts, listed, tell_cut, too_long
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
 LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
@@ -32,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 def score_sentences(
     bert: Pretrained,
-    sentences: Sequence[str],
+    sentences: Iterable[str],
     method: str = "",
     names: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
@@ -51,7 +50,7 @@ def score_sentences(
 @in_no_mesh()
 def token_scores(
     bert: Pretrained,
-    sentences: Sequence[str],
+    sentences: Iterable[str],
     method: str = "",
     names: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
@@ -75,7 +74,7 @@ def token_scores(
     Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token, or if
     a score is not finite.
     """
-    check_list(sentences)
+    sentences = listed(sentences)
     method = check_method(bert, method)
     token_ids, num_cut = _encode_sentences(bert, sentences, names, long_texts)
     tell_cut(num_cut, bert.config.max_positions)

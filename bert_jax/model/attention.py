@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.model.product import product
+from bert_jax.model.product import product, widened
 from bert_jax.model.sequences import positions_in_sequence
 from bert_jax.settings.model import ModelConfig
 
@@ -122,9 +122,7 @@ def rotate(
     """
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    heads = array.astype(jnp.float32).reshape(
-        *array.shape[:2], array.shape[2] // head_size, head_size
-    )
+    heads = widened(array).reshape(*array.shape[:2], array.shape[2] // head_size, head_size)
     first, second = jnp.split(heads, 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.reshape(array.shape).astype(array.dtype)

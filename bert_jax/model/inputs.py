@@ -7,6 +7,7 @@ Without this, labels [B] beside logits [B, M, K] are a loss over [B, B], and ids
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.batch import Batch, PyTree, Row
@@ -62,6 +63,10 @@ def check_batch(config: ModelConfig, batch: Batch) -> None:
     Or if a setting of the model breaks a rule.
     """
     config.validate()
+    if config.compute_dtype == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise InputError(
+            "model.compute_dtype float64 needs 64 bits; call jax.config.update('jax_enable_x64', True) first"
+        )
     check_fields(batch)
     words = (*np.shape(batch.token_ids), config.embedding_width)
     check_shapes("the batch", word_vectors=(batch.word_vectors, words))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.errors import InputError
 from bert_jax.model.inputs import check_shapes
+from bert_jax.model.product import widened
 
 Pair = tuple[jax.Array, jax.Array]  # a float32 sum over predictions, and their number
 
@@ -26,7 +27,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> P
     logits [..., K] of any float type, labels [...] int, weights [...] float. Computed in float32.
     """
     _check("cross_entropy", logits, labels, weights)
-    logits = logits.astype(jnp.float32)
+    logits = widened(logits)
     loss = jax.nn.logsumexp(logits, axis=-1) - _logit_of(logits, labels)
     return jnp.sum(loss * weights), jnp.sum(weights)
 
@@ -46,7 +47,7 @@ def accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
 def squared_error(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
     """Returns the summed square of outputs - labels, and the summed weight; all three [...] float."""
     check_shapes("squared_error", labels=(labels, outputs.shape), weights=(weights, outputs.shape))
-    return jnp.sum(jnp.square(outputs.astype(jnp.float32) - labels) * weights), jnp.sum(weights)
+    return jnp.sum(jnp.square(widened(outputs) - labels) * weights), jnp.sum(weights)
 
 
 def _check(where: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> None:

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.model.attention import SAVED
 from bert_jax.model.derivatives import with_rule
 from bert_jax.model.keys import bits_of_rows
-from bert_jax.model.product import add_bias, product
+from bert_jax.model.product import add_bias, product, widened
 from bert_jax.settings.model import ModelConfig
 
 # of every matrix: at two standard deviations, not rescaled
@@ -85,7 +85,10 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     """
     norm = functools.partial(nn.remat(nn.LayerNorm, prevent_cse=False), use_bias=config.norm_bias)
     return norm(
-        epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name
+        epsilon=config.layer_norm_epsilon,
+        dtype=config.wide_dtype,
+        use_fast_variance=False,
+        name=name,
     )
 
 
@@ -107,7 +110,7 @@ def _activate_backward(
 
 
 def _activation(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
-    if product.dtype == jnp.float32:
+    if product.dtype != jnp.bfloat16:
         return ACTIVATIONS[name](add_bias(product, bias))
     # XLA for CPUs rounds bfloat16 after each operation, which takes longer than the operations; others do not.
     wide = lambda inputs: ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)  # noqa: E731
@@ -147,5 +150,5 @@ class Dropout(nn.Module):
         # Compared before they are put together, so that at most a byte for each number is written to memory.
         keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=axis)
         keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)
-        scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
+        scaled = (widened(inputs) * (2**16 / kept)).astype(inputs.dtype)
         return jnp.where(keeps, scaled, 0)

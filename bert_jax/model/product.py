@@ -35,6 +35,11 @@ def product(
     return _product(equation, rhs_gradient, precision, result, lhs, rhs)  # type: ignore[return-value]
 
 
+def widened(array: jax.Array) -> jax.Array:
+    """Returns float32 of narrower floats; float64, which tells derivatives from differences, stays."""
+    return array if array.dtype == jnp.float64 else array.astype(jnp.float32)
+
+
 def matmul_precision(name: str) -> str | None:
     """Returns JAX's name of a `ModelConfig.matmul_precision`; None leaves it to `jax_default_matmul_precision`."""
     return None if name == "default" else name
@@ -75,6 +80,9 @@ def _product_backward(
 def _product(
     equation: str, rhs_gradient: str, precision: str, result: str, lhs: jax.Array, rhs: jax.Array
 ) -> jax.Array:
+    if lhs.dtype == jnp.float64:
+        return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype))
+
     def summed_in(dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         how = {"preferred_element_type": jnp.dtype(dtype), "precision": matmul_precision(precision)}
         return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how).astype(result)  # type: ignore[return-value]
@@ -120,6 +128,8 @@ def _product_over_rows(
         how = {"preferred_element_type": jnp.dtype(dtype), "precision": matmul_precision(precision)}
         return jnp.einsum(equation, lhs, rhs, **how)  # type: ignore[return-value]
 
+    if lhs.dtype == jnp.float64:
+        return jnp.einsum(equation, lhs, rhs)
     if lhs.dtype == jnp.float32:
         return narrow(lhs, rhs)
     on_cpu = functools.partial(product_over_rows, equation, dtype)
@@ -136,7 +146,7 @@ def _add_bias_forward(inputs: jax.Array, bias: jax.Array) -> tuple[jax.Array, No
 
 
 def _add_bias_backward(saved: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gradient, jnp.sum(gradient, axis=range(gradient.ndim - 1), dtype=jnp.float32)
+    return gradient, jnp.sum(widened(gradient), axis=range(gradient.ndim - 1))
 
 
 @with_rule(_add_bias_forward, _add_bias_backward)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch
-from bert_jax.model.product import matmul_precision
+from bert_jax.model.product import matmul_precision, widened
 from bert_jax.model.tables import take_rows
 from bert_jax.settings.model import ModelConfig
 
@@ -40,7 +40,7 @@ def mean_of_sequences(
         jnp.float32
     )
     total = jnp.einsum(
-        "BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision)
+        "BML,BLH->BMH", inside, widened(vectors), precision=matmul_precision(precision)
     )
     return total / jnp.maximum(jnp.sum(inside, axis=-1), 1)[..., None]
 

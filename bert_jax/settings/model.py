@@ -81,7 +81,8 @@ class ModelConfig(Section):
     vocab_multiple: int = _count(128)
     # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
     # float32. "auto", for runs alone, is bfloat16 on TPUs and on NVIDIA GPUs from Ampere on.
-    compute_dtype: str = choice("float32", "bfloat16", "auto")
+    # "float64", for functions alone, tells derivatives from differences; it needs jax_enable_x64.
+    compute_dtype: str = choice("float32", "bfloat16", "auto", "float64")
     # "default" multiplies float32 matrices in one bfloat16 pass on TPUs and in TF32 on recent GPUs. "highest" uses
     # float32 throughout, several times as slow there. On a CPU both use float32.
     matmul_precision: str = choice("default", "highest")
@@ -127,6 +128,11 @@ class ModelConfig(Section):
         return dataclasses.replace(
             self, compute_dtype=dtype, gradient_dtype=gradients, matmul_precision=precision
         )
+
+    @property
+    def wide_dtype(self) -> str:
+        """The type of norms, softmax and losses."""
+        return "float64" if self.compute_dtype == "float64" else "float32"
 
     @property
     def padded_vocab_size(self) -> int:

@@ -345,6 +345,10 @@ class PretrainConfig(Section):
     def rules(self) -> Rules:
         model, phase2 = self.model, self.phase2
         yield (
+            model.compute_dtype == "float64",
+            "model.compute_dtype float64 is for functions alone; a run takes float32, bfloat16 or auto",
+        )
+        yield (
             model.causal and self.train.next_sentence,
             "the [CLS] of a model.causal sees only itself; set train.next_sentence=False",
         )

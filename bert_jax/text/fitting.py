@@ -9,8 +9,8 @@ import contextlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +90,16 @@ def cuts_in_one_line() -> Iterator[None]:
                     "long_texts='refuse'", "--long_texts=refuse"
                 )
                 print(f"warning: {line}", file=sys.stderr)
+
+
+def listed(texts: Iterable[Any]) -> Sequence[Any]:
+    """Returns texts as a sequence; a generator is read to its end.
+
+    Raises: InputError if they are a single one, whose characters would be taken for texts.
+    """
+    if isinstance(texts, str):
+        raise InputError("this is a single text; give a list of them, such as [text]")
+    return texts if isinstance(texts, Sequence) else list(texts)
 
 
 def fit_texts(

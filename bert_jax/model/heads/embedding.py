@@ -21,6 +21,7 @@ from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
+from bert_jax.model.product import widened
 from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
 from bert_jax.model.tables import take_rows
 from bert_jax.model.teaching import class_divergence
@@ -192,13 +193,13 @@ def _pooled(name: str, hidden: jax.Array, batch: Batch, precision: str) -> jax.A
     ids, first = batch.sequence_ids, jnp.asarray(batch.cls_positions, jnp.int32)
     if name in ("cls", "last"):
         places = first if name == "cls" else last_positions(ids, first)
-        return take_rows(hidden, places).astype(jnp.float32)
+        return widened(take_rows(hidden, places))
     num_places = first.shape[1]
     inside = ids[..., None] == jnp.arange(1, num_places + 1)  # [B, L, M]
     if name == "max":
         # of one place, [B, L], so that [B, M, L, H] is never held
         def largest(inside: jax.Array) -> jax.Array:
-            values = jnp.where(inside[..., None], hidden.astype(jnp.float32), -jnp.inf)
+            values = jnp.where(inside[..., None], widened(hidden), -jnp.inf)
             return jnp.where(jnp.any(inside, axis=1)[:, None], jnp.max(values, axis=1), 0)
 
         return jnp.moveaxis(jax.lax.map(largest, jnp.moveaxis(inside, -1, 0)), 0, 1)

@@ -2,11 +2,11 @@
 """The bare encoder, which has no head of its own."""
 
 import jax
-import jax.numpy as jnp
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Model
+from bert_jax.model.product import widened
 
 
 class Bare(Head):
@@ -21,7 +21,7 @@ class Bare(Head):
         self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
     ) -> jax.Array:
         assert encoded.pooled is not None
-        return encoded.pooled.astype(jnp.float32)
+        return widened(encoded.pooled)
 
 
 ENCODER = Bare()

@@ -11,6 +11,7 @@ from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair, accuracy, cross_entropy, squared_error
+from bert_jax.model.product import widened
 
 
 class Spot(NamedTuple):
@@ -55,7 +56,7 @@ def class_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
         check_shapes(
             "soft labels", labels=(labels, logits.shape), weights=(weights, logits.shape[:-1])
         )
-        loss = -jnp.sum(labels * jax.nn.log_softmax(logits.astype(jnp.float32)), axis=-1)
+        loss = -jnp.sum(labels * jax.nn.log_softmax(widened(logits)), axis=-1)
         return {"loss": (jnp.sum(loss * weights), jnp.sum(weights)),
                 "accuracy": accuracy(logits, jnp.argmax(labels, axis=-1), weights)}  # fmt: skip
     if is_one:

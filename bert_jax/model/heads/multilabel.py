@@ -16,6 +16,7 @@ from bert_jax.model.heads.labels import labels_of
 from bert_jax.model.heads.sequence import Sequences
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
+from bert_jax.model.product import widened
 from bert_jax.model.teaching import class_divergence
 
 
@@ -30,7 +31,7 @@ class Multilabel(Sequences):
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
         """Returns the mean cross entropy and the mean accuracy over the labels [B, M, K]."""
-        logits, labels = logits.astype(jnp.float32), labels_of(batch, *logits.shape)
+        logits, labels = widened(logits), labels_of(batch, *logits.shape)
         check_shapes("losses", weights=(weights, logits.shape[:-1]))
         losses = jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
         right = (logits > 0) == (labels > 0.5)
