@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from bert_jax.batch import Batch, PyTree, Row
 from bert_jax.errors import InputError
@@ -58,7 +59,7 @@ def check_fields(batch: Batch) -> None:
 
 
 def check_batch(config: ModelConfig, batch: Batch) -> None:
-    """Raises: InputError if a batch does not fit a model: its shapes, and its numbers where they are NumPy's.
+    """Raises: InputError if a batch does not fit a model: its shapes, and its numbers where they are known.
 
     Or if a setting of the model breaks a rule.
     """
@@ -84,9 +85,17 @@ def check_batch(config: ModelConfig, batch: Batch) -> None:
     if config.type_vocab_size > 1:
         below["type_ids"] = config.type_vocab_size
     for name, most in below.items():
-        array = getattr(batch, name)
-        if isinstance(array, np.ndarray):
-            check_below(f"{name} of the batch", array, most)
+        if (numbers := _known(getattr(batch, name))) is not None:
+            check_below(f"{name} of the batch", numbers, most)
+
+
+def _known(array: Any) -> np.ndarray | None:
+    """Returns an array's numbers; None where it is traced, divided over hosts, or no array."""
+    if isinstance(array, jax.Array) and not isinstance(array, Tracer):
+        if array.is_fully_addressable:
+            with jax.transfer_guard_device_to_host("allow"):
+                return np.asarray(array)
+    return array if isinstance(array, np.ndarray) else None
 
 
 def check_rows(config: ModelConfig, rows: Sequence[Row], what: str) -> None:

@@ -206,8 +206,8 @@ def encode(
       own_derivatives: False takes JAX's own derivatives, which forward mode needs (`jax.jvp`, `jax.hessian`). They take
         more time and memory. Reverse mode works either way, of any order.
 
-    Raises: InputError if the batch does not fit the model: its shapes, where the function is traced, and ids beyond the
-      model's tables, where they are NumPy's. Beyond a table an id that a compiled program is given is NaN.
+    Raises: InputError if the batch does not fit the model: its shapes, and ids beyond the model's tables where they are
+      known. A compiled program does not know those that it is given: NaN is what it makes of them.
     """
     check_parts(params, ("encoder",))
     encoder = Encoder(config, pool="pooler" in params["encoder"])

@@ -147,6 +147,8 @@ def test_ids_beyond_a_table_are_refused_on_the_host(field, number, expected):
     params = jax.eval_shape(functools.partial(bert_jax.init_params, tiny_model()), jax.random.key(0))
     encode = lambda params: bert_jax.encode(tiny_model(), params, batch._replace(**{field: changed}))  # noqa: E731
     assert message(jax.eval_shape, encode, params).startswith(expected)
+    changed = jnp.asarray(changed)
+    assert message(jax.eval_shape, encode, params).startswith(expected)
 
 
 def test_rows_are_refused_before_they_are_batches():
