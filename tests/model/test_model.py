@@ -124,6 +124,7 @@ def test_padding_changes_no_logits():
         token_ids=np.pad(batch.token_ids, padding, constant_values=77),  # whatever stands there
         type_ids=np.pad(batch.type_ids, padding, constant_values=1),
         sequence_ids=np.pad(batch.sequence_ids, padding),
+        word_starts=None,  # of masking
     )
     short, long = (forward(model, params, b) for b in (batch, longer))
     np.testing.assert_allclose(short.mlm_logits, long.mlm_logits, atol=1e-5)
