@@ -333,12 +333,12 @@ def test_positions_and_attention_of_packed_rows():
 
 
 def test_padding_may_be_longer_than_the_positions():
-    """As beside a row of several choices, each of which fits: there is no position for the last tokens of padding."""
+    """As beside a row of four choices, each of which fits: there is no position for the last tokens of padding."""
     model = tiny_model(max_positions=8)
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     ids = np.arange(5, 11)
     hidden = jax.jit(lambda params, batch: encode(model, params, batch).hidden)
-    short, long = (hidden(params, pad_rows([ids, np.arange(5, 13)], length))[0, :6] for length in (8, 30))
+    short, long = (hidden(params, pad_rows([ids, np.arange(5, 13)], size, num_sequences=4))[0, :6] for size in (8, 30))
     assert np.isfinite(long).all()
     np.testing.assert_allclose(long, short, atol=1e-6)
 
