@@ -43,6 +43,7 @@ def check_whole(folder: Folder) -> None:
 def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool]) -> str:
     """Returns what a trainer put before every name; "" if nothing. `is_known` tells a model's names without it."""
     before = ""
+    # One inside of another, as of a compiled model that was trained in parallel.
     while names and not is_known(name.removeprefix(before) for name in names):
         prefix = next(
             (each for each in _PREFIXES if all(name.startswith(before + each) for name in names)),

@@ -102,6 +102,7 @@ def read_seal(directory: Place) -> JsonObject:
     """
     content = read_json(directory / SEAL)
     schema.check(content, _Seal, directory / SEAL, "it is damaged")
+    # as versions before format 2 sealed
     if content.get("format", 1) == 1 and "digest" not in content:
         return content
     try:

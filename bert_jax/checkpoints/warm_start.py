@@ -33,6 +33,7 @@ def load_start(
     check_start(config, start, tokenizer)
     start = complete(start, objective, config.train.seed)
     check_arrays(config.init_checkpoint, describe(start.params), describe(params))
+    # One path may lead to other models on other hosts.
     this_job().check_same({"parameters of init_checkpoint": params_digest(start.params)})
     return start
 

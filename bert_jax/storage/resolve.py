@@ -154,6 +154,7 @@ def resolve(path: AnyPath) -> Resolved:
     # Only then: a directory may have an @ in its name.
     if "nothing" in found.kinds and (revision := _revision(given)):
         found = _look(given, revision)
+    # A finished fine-tuning: its model is read, and it is still called a work directory.
     if found.kinds.get("model") == FINETUNED:
         inside = _look(given, found.place / FINETUNED)
         found = dataclasses.replace(inside, kinds=found.kinds)

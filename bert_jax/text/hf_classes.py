@@ -210,6 +210,7 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
             longest=longest,
             unk=token_of(settings, "unk"),
         )
+        # MPNet's pairs have two [SEP] between them, and no types.
         form = (2, 0) if kind == _MPNET else (1, 1)
         return parts | {
             "post_processor": make_rows(

@@ -52,6 +52,7 @@ class WandbBoard:
                 id=identifier,
                 name=name,
                 config=settings,
+                # goes on with the run of this id, or makes it
                 resume="allow",
                 settings=wandb.Settings(console="off", silent=True),
             )

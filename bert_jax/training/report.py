@@ -143,6 +143,7 @@ class Reporter:
         if self._store is None or self._spool is None:
             return
         folder = Path(self._spool.name)
+        # The thread that seals a checkpoint publishes too.
         with self._publishing, under_way("uploading"):
             if self._board is not None:
                 self._board.flush()

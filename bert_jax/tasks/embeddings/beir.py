@@ -216,6 +216,7 @@ def _rows(path: str) -> Iterator[Record]:
     for where, line in readers.numbered_lines(path):
         row = line.split("\t") if "\t" in line else line.split()
         if not columns:
+            # names, and no score
             if not row[-1].strip().lstrip("-").replace(".", "", 1).isdecimal():
                 columns = [name.strip() for name in row]
                 continue

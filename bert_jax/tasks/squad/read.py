@@ -67,6 +67,7 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
     if not is_tfds(place) and not is_parquet(place):
         return read_squad_file(place)
     examples = list(map(_columnar_question, read_table(place).records))
+    # Ids matter where predictions are written by them.
     return examples if split == "train" else _told_apart(examples, place)
 
 
