@@ -117,12 +117,13 @@ def find_split_file(source: str, split: str, names: Splits = SPLITS) -> str:
     place = part_of(source, split, names)
     if not place:
         return ""
-    if is_tfds(place) and not is_one_place(place):
+    is_one = is_one_place(place)
+    if is_tfds(place) and not is_one:
         builder, _, _ = tfds_text.open_builder(place)
         prepared = builder.info.full_name.rpartition("/")[0]
         stems = [stem for stem in names[split] if stem in builder.info.splits][:1]
         return "".join(f"tfds:{prepared}:{builder.version}:{stem}" for stem in stems)
-    if not is_one_place(place):
+    if not is_one:
         found = named(_files_of_splits(place, names), names[split])
         # Files of Parquet that are parts of one split, as on the hub, are named by one pattern.
         wholes = {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}

@@ -32,7 +32,7 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
             raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
-    with reading(f"input {path}"):
+    with reading(path):
         local = local_copy(path)
         # of a pipe no byte is read twice
         stream = open_binary(local) if os.path.isfile(local) else open(local, "rb")

@@ -219,7 +219,7 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
 
     Raises: InputError if the file is missing or another line cannot be read.
     """
-    with reading(f"metrics {path}"):
+    with reading(str(path)):
         text = to_place(path).read_text(encoding="utf-8", errors="replace")
     lines = text.removesuffix("\n").split("\n")
     records = []
