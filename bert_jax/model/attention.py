@@ -103,10 +103,6 @@ def turn_heads(
     """Returns queries and keys [B, L, H] turned by their positions; local layers have frequencies of their own."""
     theta = config.rotary_theta if is_global else config.local_rotary_theta
     frequencies = jnp.asarray(rotary_frequencies(theta, config.head_size))
-    # Without a barrier XLA for TPUs lets the products write float32 and turns their layout in that.
-    query, key = jax.lax.platform_dependent(
-        (query, key), tpu=jax.lax.optimization_barrier, default=lambda arrays: arrays
-    )
     # Computed again in the backward pass: cheaper than to keep float32 copies of both.
     turn = jax.checkpoint(functools.partial(rotate, head_size=config.head_size))
     return turn(query, positions, frequencies), turn(key, positions, frequencies)

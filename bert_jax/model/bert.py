@@ -26,7 +26,7 @@ Dimension letters: `batch.py`. Heads, which read what the encoder returns, are i
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,21 +168,14 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, stream: Stream, deterministic: bool) -> Stream:
         """Returns the stream."""
-        config, hidden = self.config, stream.hidden
+        config = self.config
         dense = functools.partial(Dense, config, has_bias=config.dense_bias)
-        output = functools.partial(dense, config.hidden_size, stddev=config.output_stddev)
-        product, bias = dense(config.intermediate_size, add=False, name="intermediate")(hidden)
-
-        def gated(module: FeedForward, product: jax.Array, gate: jax.Array) -> jax.Array:
-            return output(name="output")(activate(config.activation, product, bias) * gate)
-
+        intermediate = dense(config.intermediate_size, add=False, name="intermediate")
+        product, bias = intermediate(stream.hidden)
+        widened: Any = activate(config.activation, product, bias)
         if config.feed_forward == "gated":
-            # The backward pass has both products, and computes again what `output` reads.
-            again = nn.remat(gated, policy=REMAT_POLICIES["dots"], prevent_cse=False)
-            gate = dense(config.intermediate_size, name="gate")(hidden)
-            update = again(self, product, gate)
-        else:
-            update = output(name="output")(activate(config.activation, product, bias))
+            widened = widened * dense(config.intermediate_size, name="gate")(stream.hidden)
+        update = dense(config.hidden_size, stddev=config.output_stddev, name="output")(widened)
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
         return stream.add(config, update)
 
@@ -197,8 +190,9 @@ class Layer(nn.Module):
         self, stream: Stream, sight: Sight, is_global: bool, deterministic: bool
     ) -> tuple[Stream, jax.Array | None]:
         """Returns the stream in the compute dtype, and the probabilities of `Attention`."""
-        attention = Attention(self.config, name="attention")
-        stream, probabilities = attention(stream, sight, is_global, deterministic)
+        stream, probabilities = Attention(self.config, name="attention")(
+            stream, sight, is_global, deterministic
+        )
         return FeedForward(self.config, name="mlp")(stream, deterministic), probabilities
 
 
@@ -262,9 +256,10 @@ class Encoder(nn.Module):
             return nn.remat(run, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
 
         stream = Stream(embedded, None if config.norm == "after" else embedded)
-        apart = config.num_local or self.has_variable("params", layer_name(0))
-        if apart and not self.is_initializing():
-            stream, extras = run_layers(self, config, layer, Layer(config, parent=None), stream)
+        apart = self.has_variable("params", layer_name(0))
+        if (apart or config.num_local) and not self.is_initializing():
+            module = Layer(config, parent=None)
+            stream, (kept, attentions) = run_layers(self, config, layer, module, stream)
         else:
             scan = nn.scan(
                 layer(is_global=True),
@@ -273,9 +268,9 @@ class Encoder(nn.Module):
                 length=config.num_layers,
                 unroll=config.layers_at_once(jax.default_backend()),
             )
-            stream, extras = scan(Layer(config, name="layers"), stream, None)
+            stream, (kept, attentions) = scan(Layer(config, name="layers"), stream, None)
 
-        (kept, attentions), hidden, pooled = extras, stream.hidden, None
+        hidden, pooled = stream.hidden, None
         if self.pool:
             summaries = hidden if self.pool_tokens else vectors_of_sequences(config, hidden, batch)
             pooled = Pooler(config, name="pooler")(summaries, deterministic)

@@ -19,10 +19,11 @@ from bert_jax.batch import Batch
 from bert_jax.batches.load import abstract_batch
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention_tpu as on_tpu
+from bert_jax.model import splash_attention_tpu as long_on_tpu
 from bert_jax.model.attention_kernels import AttentionShape
 from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
 from bert_jax.model.objective import TaskObjective, count_parameters, init_params
-from bert_jax.plan import hlo
+from bert_jax.plan import hbm, hlo
 from bert_jax.plan import planner as planner
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import (
@@ -208,7 +209,7 @@ def test_programs_of_attention_fit_the_vector_memory(size, rows, dtype):
         assert int(taken[1]) <= on_tpu.PROGRAM_BYTES
 
 
-def test_kernels_take_rotary_positions_and_leave_windows_to_programs_without_scores():
+def test_kernels_take_rotary_positions_and_leave_windows_of_other_lengths_to_programs_without_scores():
     """ModernBERT's mini, of whose four layers the first and the last see all: with kernels, and the others without."""
     model = dataclasses.replace(
         model_size("modernbert-mini"), vocab_size=30522, compute_dtype="bfloat16", attention="fused"
@@ -227,6 +228,31 @@ def test_kernels_take_rotary_positions_and_leave_windows_to_programs_without_sco
     assert not scores, scores[:3]
     shape, array = AttentionShape(4, 64, False, 2**16), jax.ShapeDtypeStruct((4, 448, 256), jnp.bfloat16)
     assert on_tpu.fits(shape, array) and not on_tpu.fits(shape._replace(window=64), array)
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize("size, window", [(1024, 64), (8192, 0)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_long_rows_and_windows_are_compiled_without_scores(topology, size, window, dtype):
+    shape = AttentionShape(12, 64, False, 2**16, window=window)
+    mesh = make_mesh(MeshConfig(), planner.tpu_devices(topology)[0][:1])
+    struct = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
+    array, ids = struct((2, size, 768), jnp.dtype(dtype)), struct((2, size), jnp.int32)
+    assert long_on_tpu.fits(shape, array)
+
+    def both(gradient, query, key, value, ids):
+        arrays = (query, key, value, ids, None)
+        results = long_on_tpu.forward(shape, False, *arrays)
+        return results, long_on_tpu.backward(shape, False, gradient, *results, *arrays)
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(both).lower(array, array, array, array, ids).compile().as_text() or ""
+    calls = 3 if window else 2
+    assert len([line for line in text.splitlines() if '"tpu_custom_call"' in line]) == calls
+    assert not re.search(rf"\[[\d,]*\b{size},{size}\]", text)
+    needs = 6 * 2 * 2 * size * 768 * (2 * window + 1 if window else size)
+    assert hlo.flops(text) / needs < (4.2 if window else 1.2)
+    print(topology, size, window, dtype, f"{hbm.moved_bytes(text) / 1e9:.2f} GB")
 
 
 def test_a_batch_of_65536_pairs_sends_its_vectors_and_fits():
