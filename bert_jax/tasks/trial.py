@@ -88,15 +88,15 @@ def _check_labels(task: Task, rows: Sequence[Row]) -> None:
             raise mistake(task, "make_rows", f"the label {labels.max()}", needed)
 
 
-def _shape_of(task: Task, model: ModelConfig, batch: Batch) -> tuple[PyTree, PyTree]:
-    """Returns the shapes of the parameters of a model with the task's head, and of what it gives for a batch."""
+def _shape_of(task: Task, model: ModelConfig, batch: Batch) -> Any:
+    """Returns the shape of what a model with the task's head gives for a batch; it runs with dropout too."""
     how = {"head": task.head, "num_outputs": task.num_outputs}
 
-    def compute(batch: Batch) -> tuple[PyTree, PyTree]:
+    def compute(batch: Batch) -> PyTree:
         key = jax.random.key(0)
         params = init_params(model, key, **how)
         forward(model, params, batch, dropout_key=key, **how)
-        return params, forward(model, params, batch, **how)
+        return forward(model, params, batch, **how)
 
     return jax.eval_shape(compute, batch)
 
@@ -110,7 +110,7 @@ def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: Finet
     if own != sorted(head.own_parts):
         needed = f'the names of the modules that logits makes, {own}, and "pooler" if it reads that'
         raise mistake(head, "parts", head.parts, needed)
-    _, outputs = _shape_of(task, model, batch)
+    outputs = _shape_of(task, model, batch)
     weights = _check_outputs(task, outputs, batch, "")
     with naming(head, "losses"):
         metrics = jax.eval_shape(head.losses, outputs, batch, weights)
@@ -124,7 +124,7 @@ def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: Finet
     if head.can_be_packed and not head.needs_whole_batch:
         packed = _batch_of(head, rows, _PLACES)
         fix = "; a row may hold several sequences, unless the head says can_be_packed = False"
-        _check_outputs(task, _shape_of(task, model, packed)[1], packed, fix)
+        _check_outputs(task, _shape_of(task, model, packed), packed, fix)
     if config.teacher.checkpoint and head.can_learn:
         mean = jax.eval_shape(lambda given: head.mean_of([given, given]), outputs)
         warm = functools.partial(head.divergence, temperature=config.teacher.temperature)
@@ -135,7 +135,9 @@ def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: Finet
     head.usual_task(task.num_outputs)
     if not is_own(task) and not head.needs_whole_batch:
         usual = make_task(task.config, task.labels)
-        given, needed = (_of_examples(each, model, rows) for each in (task, usual))
+        given, needed = (
+            [np.shape(output) for output in _drawn(each, model, rows)] for each in (task, usual)
+        )
         if given != needed:
             what = f"{needed}, as {type(task).__name__}.decode reads them"
             raise mistake(head, "logits", f"{given} for two examples", what)
@@ -156,14 +158,10 @@ def _check_outputs(task: Task, outputs: PyTree, batch: Batch, fix: str) -> Any:
     return weights
 
 
-def _of_examples(task: Task, model: ModelConfig, rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    return [np.shape(output) for output in _drawn(task, model, rows)]
-
-
 def _drawn(task: Task, model: ModelConfig, rows: Sequence[Row]) -> list[np.ndarray]:
     """Returns random outputs of rows, of the shapes that the model gives, as `Task.decode` takes them."""
     bare = [row._replace(label=None) for row in rows]
-    _, outputs = _shape_of(task, model, _batch_of(task.head, bare))
+    outputs = _shape_of(task, model, _batch_of(task.head, bare))
     numbers = np.random.default_rng(0).normal(size=outputs.shape).astype(np.float32)
     pairs = zip(bare, numbers, strict=True)
     return [unpadded_outputs([row], own, task.head)[0] for row, own in pairs]
