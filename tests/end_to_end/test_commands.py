@@ -184,7 +184,7 @@ def test_missing_flags_say_what_to_give(repository):
     [
         pytest.param(b"no blank here\n", "no [MASK]", marks=pytest.mark.slow),
         pytest.param(b"\xff\xfe [MASK]\n", "not UTF-8", marks=pytest.mark.slow),
-        (None, "cannot be read"),
+        (None, "No such file or directory; check the path"),
     ],
 )
 def test_predict_refuses_bad_input(repository, trained, tmp_path, content, part):
