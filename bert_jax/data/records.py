@@ -339,12 +339,6 @@ class Dataset:
         tokens = split["fill"] * split["rows"] * self.row_length - special * split["sequences"]
         return split["words"] * tokens / split["tokens"] / split["rows"]
 
-    def shards_of(self, split: str) -> list[np.ndarray]:
-        """Returns the rows of each shard of a split, "train" or "heldout": memory maps of records."""
-        part = getattr(self, split)
-        assert isinstance(part, LocalRows)  # on the local disk
-        return [shard.view(part.dtype)[:, 0] for shard in part.shards]
-
     def close(self) -> None:
         """Stops background reads of remote rows, which cannot be read afterwards."""
         self.train.close()
