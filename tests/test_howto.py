@@ -142,4 +142,4 @@ def test_an_own_head_trains_resumes_and_predicts_by_the_commands(place):
         "recipe again, with --recipe=PATH.py, or load_predictor(path, head=get_head())\n"
     )
     encoder = run(place, "-c", "import bert_jax; print(bert_jax.load_pretrained('whole').encode(['it']).hidden.shape)")
-    assert encoder.stdout == "(1, 4, 32)\n", encoder.stderr
+    assert encoder.stdout == "(1, 3, 256)\n", encoder.stderr
