@@ -57,11 +57,8 @@ class Prepared:
 
     def __init__(self, make: Callable[[Params], Params]) -> None:
         self.make = make
-        self.kept: tuple[Any, ...] = (
-            (),
-            jax.tree.structure(()),
-            {},
-        )  # leaves, their tree, what was made of them
+        # leaves, their tree, what was made of them
+        self.kept: tuple[Any, ...] = ((), jax.tree.structure(()), {})
 
     def of(self, params: Params) -> Params:
         leaves, tree = jax.tree.flatten(params)
