@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
-import bert_jax
 from bert_jax.errors import InputError, one_line
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
@@ -37,7 +36,7 @@ HELP = (
 
 def directory() -> Path:
     """Returns the directory of the recipes: in the package if it is installed, beside it in a checkout."""
-    package = Path(bert_jax.__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
