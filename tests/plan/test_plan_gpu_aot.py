@@ -169,7 +169,8 @@ def test_kernels_take_rotary_positions_and_windows():
 
 def test_what_does_not_fit_a_gpu_is_told():
     config = configuration(8, model={"num_layers": 2})
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=2048), train=TrainConfig())
+    train = TrainConfig(accumulate=1)  # left open, the batch would be divided
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=2048), train=train)
     plan = planner.plan(config, "a100:1")
     assert not plan.fits and "out of memory: 2048 rows at once" in plan.problem
     assert plan.hbm_bytes == GPUS["a100"].hbm_bytes
