@@ -56,7 +56,10 @@ PROGRAMS = (
 def configuration(size, phase, topology, rows, **model):
     model = dataclasses.replace(model_size(size), vocab_size=30522, compute_dtype="bfloat16", **model)
     config = PretrainConfig(
-        model=model, masking=MaskingConfig(max_predictions=20 if phase == 1 else 80), data=DataConfig(path="none")
+        model=model,
+        masking=MaskingConfig(max_predictions=20 if phase == 1 else 80),
+        data=DataConfig(path="none"),
+        train=TrainConfig(accumulate=1),  # left open, what does not fit would be divided
     )
     return planner.with_rows(config, topology, rows)
 
