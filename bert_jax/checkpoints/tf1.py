@@ -60,9 +60,10 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
     notes += find_not_finite(params, index_path(prefix))
-    ours, present = settings.get(_OURS, {}), parts_of(params)
-    task = head_of(str(ours.get("task", "")), present).name
-    labels = tuple(map(str, ours.get("labels", ())))
+    with files.reading(str(where)):
+        ours, present = settings.get(_OURS, {}), parts_of(params)
+        task = head_of(str(ours.get("task", "")), present).name
+        labels = tuple(map(str, ours.get("labels", ())))
     if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
         raise InputError(
             f"{where}: labels are {len(labels)}, and the classifier has others; remove labels"

@@ -228,6 +228,9 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
             record = json.loads(line)
             schema.check(record, _RECORD, "it", "")
             schema.check(record, _METRICS, "it", "")
+            for name, value in record.items():
+                if isinstance(value, str) and name != "kind":
+                    record[name] = float(value)  # "nan" and the like
         except (ValueError, RecursionError) as error:
             if number < len(lines):
                 reason = " ".join(str(error).split())[:100]
@@ -235,13 +238,7 @@ def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> lis
                     f"metrics {path} is damaged at line {number} ({reason}); delete this line"
                 ) from None
         else:
-            records.append(
-                {
-                    # "nan" and the like
-                    name: float(value) if isinstance(value, str) and name != "kind" else value
-                    for name, value in record.items()
-                }
-            )
+            records.append(record)
     return [record for record in records if record["kind"] in kinds]
 
 
