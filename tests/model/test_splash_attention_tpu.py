@@ -62,19 +62,21 @@ def sketch(query, key, value, ids, causal, window):
         pytest.param(2560, 0, False, "float32", marks=pytest.mark.slow),
         pytest.param(8192, 64, False, "float32", marks=pytest.mark.slow),
         pytest.param(8192, 0, False, "float32", marks=pytest.mark.slow),
+        pytest.param(8192, 0, False, "bfloat16", marks=pytest.mark.slow),
     ],
 )
-def test_both_passes_are_those_of_plain_attention(size, window, causal, dtype):
+def test_both_passes_are_those_of_plain_attention_in_float32(size, window, causal, dtype):
+    """In bfloat16, plain attention in blocks adds up gradients of keys in it, and is three times as far off."""
     arrays, ids = random_arrays(size, dtype)
     options = {"sequence_ids": jnp.asarray(ids), "num_heads": 2, "window": window, "causal": causal}
     found, expected = (
-        both_passes(functools.partial(fused.fused_attention, interpret=each, **options), *arrays)
-        for each in ("splash", "")
+        both_passes(functools.partial(fused.fused_attention, interpret=each, **options), *given)
+        for each, given in (("splash", arrays), ("", [array.astype(jnp.float32) for array in arrays]))
     )
     assert all(np.isfinite(np.asarray(array, np.float32)).all() for array in found)
     real = ids[..., None] > 0
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == theirs.dtype == jnp.dtype(dtype)
+        assert ours.dtype == jnp.dtype(dtype)
         ours, theirs = (np.asarray(array, np.float32) * real for array in (ours, theirs))
         relative = 2e-6 if dtype == "float32" else 1 / 128
         np.testing.assert_allclose(ours, theirs, atol=relative * np.abs(theirs).max())
