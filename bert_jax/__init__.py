@@ -30,6 +30,12 @@ _HOMES = {
     "Row": "batch:Row",
     "Rows": "tasks.base:Rows",
     "Task": "tasks.base:Task",
+    "TextHead": "model.heads.own:TextHead",
+    "TokenHead": "model.heads.own:TokenHead",
+    "BatchHead": "model.heads.own:BatchHead",
+    "text_task": "tasks.own:text_task",
+    "token_task": "tasks.own:token_task",
+    "batch_task": "tasks.own:batch_task",
     "Tokenizer": "text.tokenizer:Tokenizer",
     "encode": "model.objective:encode",
     "evaluate_pretrained": "inference.evaluate:evaluate_pretrained",
@@ -51,6 +57,7 @@ _HOMES = {
 __all__ = [
     "HEADS",
     "Batch",
+    "BatchHead",
     "CutWarning",
     "Encoded",
     "Encoder",
@@ -65,8 +72,11 @@ __all__ = [
     "Rows",
     "Spot",
     "Task",
+    "TextHead",
+    "TokenHead",
     "Tokenizer",
     "__version__",
+    "batch_task",
     "encode",
     "evaluate_pretrained",
     "fill_masks",
@@ -83,6 +93,8 @@ __all__ = [
     "save_pretrained",
     "score_sentences",
     "sentence_embeddings",
+    "text_task",
+    "token_task",
     "tune_process",
 ]
 
@@ -101,6 +113,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.model.bert import Encoder
     from bert_jax.model.heads.base import Head
     from bert_jax.model.heads.labels import Spot
+    from bert_jax.model.heads.own import BatchHead, TextHead, TokenHead
     from bert_jax.model.heads.table import HEADS
     from bert_jax.model.masking import mask_tokens
     from bert_jax.model.objective import encode, forward, init_params
@@ -109,6 +122,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.settings.model import ModelConfig
     from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
     from bert_jax.tasks.base import Rows, Task
+    from bert_jax.tasks.own import batch_task, text_task, token_task
     from bert_jax.text.fitting import CutWarning
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.tokenizing import load_tokenizer

@@ -38,6 +38,11 @@ def load_tokenizer(
       strip_accents: overrides tokenizer_config.json. Without either it follows `lowercase`; with SentencePiece
         accents stay.
     Raises: InputError if there is no vocabulary, or an unusable one.
+
+    Examples:
+      >>> tokenizer = bert_jax.load_tokenizer("models/bert-mini-en")
+      >>> tokenizer.encode("the king opened")
+      [1579, 2343, 3997]
     """
     found = resolve(path)
     if "file" in found.kinds:

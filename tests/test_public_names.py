@@ -23,6 +23,7 @@ PUBLIC = [
     *("PretrainConfig", "FinetuneConfig", "InputError", "__version__", "HEADS", "Head", "Row", "Rows", "Task"),
     *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch", "tune_process"),
     *("mask_tokens", "MaskingConfig", "Encoded", "Spot", "CutWarning", "recipe"),
+    *("TextHead", "TokenHead", "BatchHead", "text_task", "token_task", "batch_task"),
 ]
 
 

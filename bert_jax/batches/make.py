@@ -48,6 +48,13 @@ def make_batch(
 
     Raises: InputError if there is no text, if one is not a text and not a pair, if no pair fits in `max_length`, or if
       the model has not so many positions; if labels do not fit their examples.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> batch = bert_jax.make_batch(bert, ["open the door", ("who is it", "the king")])
+      >>> batch.sequence_ids  # 0 is padding
+      array([[1, 1, 1, 1, 1, 0, 0, 0],
+             [1, 1, 1, 1, 1, 1, 1, 1]], dtype=int32)
     """
     model = tokenizer if hasattr(tokenizer, "tokenizer") else None
     tokenizer = model.tokenizer if model else tokenizer

@@ -149,6 +149,11 @@ def sentence_embeddings(
     [CLS] less than the mean. `max_seq_length` and `long_texts` are those of `token_features`.
 
     Raises: InputError as `token_features`, or if there is no such pooling or kind.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> bert_jax.sentence_embeddings(bert, ["open the door", "the door is open"]).shape
+      (2, 256)
     """
     texts = listed(texts)
     if pooling not in ("", "mean", "cls"):

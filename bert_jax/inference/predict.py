@@ -205,6 +205,12 @@ def fill_masks(
     A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an error.
     Raises: InputError if a text has no [MASK] in what is left, or if the model is causal or has no masked language
     model.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> [[guesses]] = bert_jax.fill_masks(bert, ["the king [MASK] the door."], num_guesses=2)
+      >>> [(guess.token, round(guess.probability, 2)) for guess in guesses]
+      [('opened', 0.53), ('closed', 0.13)]
     """
     check_fills_masks(bert)
     check_long_texts(long_texts)

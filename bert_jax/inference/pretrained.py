@@ -114,6 +114,11 @@ def load_pretrained(path: AnyPath, dtype: str = "") -> Pretrained:
     Python warns of a classifier whose outputs are not those of one class.
 
     Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
+
+    Examples:
+      >>> bert_jax.load_pretrained("models/bert-mini-en")
+      Pretrained(bert, 4 layers of 256, 5.5 M parameters, computes in float32)
+        pretraining; 8192 words, at most 512 tokens
     """
     bert = read_pretrained(resolve(path))
     if bert.problem:

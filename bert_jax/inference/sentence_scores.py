@@ -42,6 +42,12 @@ def score_sentences(
     It is the sum of `token_scores`, which takes the same arguments.
 
     Raises: InputError as `token_scores`.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> scores = bert_jax.score_sentences(bert, ["the king opened the door.", "the door king the opened."])
+      >>> bool(scores[0] > scores[1])
+      True
     """
     scores = token_scores(bert, sentences, method, names, progress, long_texts)
     return np.array([values.sum(dtype=np.float64) for values in scores], np.float64)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+
+from bert_jax.errors import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,13 +32,24 @@ def with_rule(
 ) -> Callable[[Function], Function]:
     """Returns a decorator that gives a function of arrays a rule for reverse mode, unless plain ones are asked for.
 
-    `static` arguments come first. `forward` and `backward` are as `jax.custom_vjp` takes them. Such a rule knows no
-    forward mode.
+    `static` arguments come first. `forward` and `backward` are as `jax.custom_vjp` takes them; what `forward` saves
+    begins with no scalar. Such a rule knows no forward mode.
     """
+
+    def checked(*arguments: Any) -> Any:
+        *_, saved, _ = arguments
+        # Where a loop over layers is differentiated twice, JAX (0.10 to 0.12) may take the constants of the function
+        # that it had moved out of the loop, scalars, for the first of what was saved.
+        if any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(saved)[:1]):
+            raise InputError(
+                "a gradient of a gradient in bfloat16 or in jax.shard_map needs JAX's own derivatives; take "
+                "bert_jax.encode(..., own_derivatives=False), or the same of bert_jax.forward"
+            )
+        return backward(*arguments)
 
     def decorate(function: Function) -> Function:
         ruled = jax.custom_vjp(function, nondiff_argnums=tuple(range(static)))
-        ruled.defvjp(forward, backward)
+        ruled.defvjp(forward, checked)
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:

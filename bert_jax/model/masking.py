@@ -55,6 +55,13 @@ def mask_tokens(
       batch: of NumPy or JAX arrays, as `make_batch` makes it.
       key: a random key.
       masking: how many tokens are hidden, and what replaces them; its `seed` and `static` have no meaning here.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> batch = bert_jax.make_batch(bert, ["the king opened the door"])
+      >>> masked = bert_jax.mask_tokens(bert.tokenizer, batch, jax.random.key(0))
+      >>> bool(masked.mlm_labels[0, 0] == batch.token_ids[0, masked.mlm_positions[0, 0]])
+      True
     """
     check_fields(batch)
     rows, places = batch.cls_positions.shape

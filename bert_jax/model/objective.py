@@ -203,11 +203,17 @@ def encode(
       dropout_key: without one there is no dropout.
       layers: keep the embeddings and the outputs of all layers, `Encoded.layers`.
       attentions: keep the probabilities of attention, `Encoded.attentions`.
-      own_derivatives: False takes JAX's own derivatives, which forward mode needs (`jax.jvp`, `jax.hessian`). They take
-        more time and memory. Reverse mode works either way, of any order.
+      own_derivatives: False takes JAX's own derivatives, which forward mode needs (`jax.jvp`, `jax.hessian`), and a
+        gradient of a gradient in bfloat16 or in `jax.shard_map`. They take more time and memory.
 
     Raises: InputError if the batch does not fit the model: its shapes, and ids beyond the model's tables where they are
       known. A compiled program does not know those that it is given: NaN is what it makes of them.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> batch = bert_jax.make_batch(bert, ["open the door"])
+      >>> jax.jit(bert_jax.encode, static_argnums=0)(bert.config, bert.params, batch)
+      Encoded(hidden=float32[1,8,256], pooled=float32[1,1,256], word_table=float32[1,8192,256])
     """
     check_parts(params, ("encoder",))
     encoder = Encoder(config, pool="pooler" in params["encoder"])
@@ -255,26 +261,33 @@ def forward(
     head: Head,
     dropout_key: jax.Array | None = None,
     num_outputs=0,
+    own_derivatives: bool = True,
 ) -> Any:
     """Returns the outputs of the head's module for a batch; no dropout without a key.
 
-    `num_outputs` is needed if neither the head nor a part "classifier" determines it.
+    `num_outputs` is needed if neither the head nor a part "classifier" determines it. `own_derivatives` is as in
+    `encode`.
 
     Raises: InputError if the batch does not fit the model, or the parameters lack a part of the head.
+
+    Examples:
+      >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
+      >>> batch = bert_jax.make_batch(bert, ["open the door"])
+      >>> head = bert_jax.HEADS["masked_lm"]
+      >>> bert_jax.forward(bert.config, bert.params, batch, head).shape  # of the one place to predict
+      (1, 1, 8192)
     """
     check_parts(params, ("encoder", *head.parts_in(config)))
     if not num_outputs and "classifier" in params:
         num_outputs = params["classifier"]["bias"].shape[0]
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     module, deterministic = Model(config, head, num_outputs), dropout_key is None
-    return _on_any_mesh(
-        lambda params, batch, rngs: module.apply(
-            {"params": params}, batch, deterministic, rngs=rngs
-        ),
-        params,
-        batch,
-        rngs,
-    )
+
+    def apply(params: Params, batch: Batch, rngs: dict[str, jax.Array]) -> Any:
+        return module.apply({"params": params}, batch, deterministic, rngs=rngs)
+
+    with contextlib.nullcontext() if own_derivatives else plain_derivatives():
+        return _on_any_mesh(apply, params, batch, rngs)
 
 
 # traced once, for shapes and values
@@ -282,7 +295,14 @@ def forward(
 def init_params(
     config: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0
 ) -> Params:
-    """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
+    """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none.
+
+    Examples:
+      >>> config = bert_jax.ModelConfig(vocab_size=1000, num_layers=2)
+      >>> params = bert_jax.init_params(config, jax.random.key(0))
+      >>> sorted(params)
+      ['encoder', 'mlm', 'next_sentence']
+    """
     check_has_words(config)
     # the same numbers from a program that does not grow with the layers
     config = replace(config, unroll=1)

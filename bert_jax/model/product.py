@@ -152,4 +152,5 @@ def _add_bias_backward(saved: None, gradient: jax.Array) -> tuple[jax.Array, jax
 @with_rule(_add_bias_forward, _add_bias_backward)
 def _add_bias(inputs: jax.Array, bias: jax.Array) -> jax.Array:
     """The gradient of the bias is summed in float32."""
-    return inputs + bias.astype(inputs.dtype)
+    ones = (1,) * (inputs.ndim - 1)
+    return inputs + bias.astype(inputs.dtype).reshape(*ones, -1)

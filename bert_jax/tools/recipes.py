@@ -286,6 +286,11 @@ def recipe(
       settings: what is changed, by full names: {"data.path": "data128", "train.num_steps": 1000}.
     Raises: InputError if there is no such recipe or setting, or a value is of another type. Rules are checked where
       the settings are used.
+
+    Examples:
+      >>> config = bert_jax.recipe("pretrain:base", {"train.num_steps": 100})
+      >>> config.train.num_steps, config.model.num_layers
+      (100, 12)
     """
     path, _, argument = find(name).partition(":")
     if not Path(path).is_file():

@@ -107,7 +107,7 @@ ACTS = {
     "Answer": "fill_masks sentence_embeddings score_sentences evaluate_pretrained",
     "Train": "pretrain finetune recipe",
     "Functions of parameters and a batch": "make_batch encode forward init_params mask_tokens Batch Encoded Encoder",
-    "Extend": "Head HEADS Spot Task Row Rows",
+    "Extend": "Head TextHead TokenHead BatchHead HEADS Spot Task text_task token_task batch_task Row Rows",
     "Settings": "ModelConfig MaskingConfig PretrainConfig FinetuneConfig",
     "Errors and warnings": "InputError CutWarning",
 }

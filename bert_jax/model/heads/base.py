@@ -185,11 +185,15 @@ class Linear(Head):
             raise InputError(
                 f"num_outputs is 0, so the {part} has no outputs; give the number of classes"
             )
-        config = model.config
-        features = encoded.hidden if self.of_tokens and encoded.pooled is None else encoded.pooled
-        assert features is not None
+        config, features = model.config, self.features(encoded, batch)
         if self.has_dropout or (self.of_tokens and config.block.span_dropout):
             features = Dropout(config.hidden_dropout_rate)(features, deterministic)
         return Dense(
             config, model.num_outputs, "float32", stddev=config.classifier_stddev, name=part
         )(features)
+
+    def features(self, encoded: Encoded, batch: Batch) -> jax.Array:
+        """Returns the input of the dense layer, [B, M, F] or [B, L, F]."""
+        features = encoded.hidden if self.of_tokens and encoded.pooled is None else encoded.pooled
+        assert features is not None
+        return features

@@ -101,7 +101,7 @@ class Embeddings(Head):
         """
         examples = batch.labels.numbers.shape[:1]
         check_shapes("losses", logits=(logits, "BMK"), weights=(weights, examples))
-        settings, vectors = self.settings, _vectors(logits, batch)
+        settings, vectors = self.settings, vectors_of_examples(logits, batch)
         loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (logits.shape[-1],)
         results = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
         total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
@@ -115,7 +115,11 @@ class Embeddings(Head):
         With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
         squared difference, the mean over the texts of an example. A teacher's vectors may be of another size.
         """
-        settings, vectors, target = self.settings, _vectors(logits, batch), _vectors(teacher, batch)
+        settings, vectors, target = (
+            self.settings,
+            vectors_of_examples(logits, batch),
+            vectors_of_examples(teacher, batch),
+        )
 
         def of_candidates(
             student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array
@@ -218,7 +222,7 @@ def normalized(vectors: jax.Array) -> jax.Array:
 # Losses: settings, vectors [E, T, K], labels, weights [E] -> sums and weights of the loss, and of the accuracy
 
 
-def _vectors(outputs: jax.Array, batch: Batch) -> jax.Array:
+def vectors_of_examples(outputs: jax.Array, batch: Batch) -> jax.Array:
     """Returns the vectors of the texts of each example, [E, T, K], from those of all rows; 0 where there is no text."""
     flat = outputs.reshape(-1, outputs.shape[-1])
     return constrain_rows(

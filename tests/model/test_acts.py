@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users of JAX do with a function: each act computes a known value of the encoder in another way.
+
+A traced act runs on one device, and on eight under each kind of mesh axis: divided by the compiler (Auto), with
+shardings as part of types (Explicit), and within `jax.shard_map` (Manual).
+"""
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from builders import make_pretrained, tiny_model
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import bert_jax
+from bert_jax import InputError
+from bert_jax.batch import pad_rows
+from bert_jax.model.derivatives import plain_derivatives
+
+CONFIG = tiny_model(hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=64, max_positions=8)
+ROWS = list(np.random.default_rng(0).integers(5, 64, (8, 8)))
+BATCH = jax.tree.map(jnp.asarray, pad_rows([row[: 3 + number % 6] for number, row in enumerate(ROWS)], 8))
+PLACES = ["one device", "Auto", "Explicit", "Manual"]
+AXIS = "rows"
+
+
+def hidden(params, batch, config=CONFIG, **options):
+    return bert_jax.encode(config, params, batch, **options).hidden
+
+
+def mean_of_squares(params, batch, **options):
+    numbers = hidden(params, batch, **options)[..., 0]
+    return jnp.mean(numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32)) ** 2)
+
+
+def scaled(params, scale):
+    return jax.tree.map(lambda leaf: leaf * scale, params)
+
+
+# The known values: the last layer's outputs, a loss, its gradient, and its first and second derivative along the
+# parameters themselves.
+VALUES: dict[str, Callable[..., Any]] = {
+    "hidden": lambda loss, params, batch: hidden(params, batch),
+    "loss": lambda loss, params, batch: loss(params, batch),
+    "gradient": lambda loss, params, batch: jax.grad(loss)(params, batch),
+    "slope": lambda loss, params, batch: dot(jax.grad(loss)(params, batch), params),
+    "curvature": lambda loss, params, batch: dot(
+        jax.grad(lambda given: dot(jax.grad(loss)(given, batch), jax.lax.stop_gradient(given)))(params), params
+    ),
+}  # fmt: skip
+ACTS: dict[str, tuple[str, Callable[..., Any]]] = {}
+
+
+def act(value: str):
+    """Adds a function of (loss, params, batch) to the acts; it returns the known value of that name."""
+
+    def add(function):
+        ACTS[function.__name__] = value, function
+        return function
+
+    return add
+
+
+def dot(left, right):
+    return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right)))
+
+
+def twice(tree):
+    return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tree)
+
+
+@act("hidden")
+def call_a_compiled_function_in_another(loss, params, batch):
+    return jax.jit(jax.jit(hidden))(params, batch)
+
+
+@act("hidden")
+def vmap_over_rows(loss, params, batch):
+    def of_row(row):
+        return hidden(params, jax.tree.map(lambda leaf: leaf[None], row))[0]
+
+    return jax.vmap(of_row)(batch)
+
+
+@act("hidden")
+def vmap_over_an_ensemble(loss, params, batch):
+    return jax.vmap(hidden, in_axes=(0, None))(twice(params), batch)[1]
+
+
+@act("hidden")
+def vmap_over_batches(loss, params, batch):
+    return jax.vmap(hidden, in_axes=(None, 0))(params, twice(batch))[1]
+
+
+@act("hidden")
+def scan_over_batches(loss, params, batch):
+    return jax.lax.scan(lambda carry, each: (carry, hidden(params, each)), 0, twice(batch))[1][1]
+
+
+@act("hidden")
+def map_over_batches(loss, params, batch):
+    return jax.lax.map(lambda each: hidden(params, each), twice(batch))[1]
+
+
+@act("hidden")
+def fori_loop(loss, params, batch):
+    start = jnp.zeros_like(hidden(params, batch))
+    return jax.lax.fori_loop(0, 2, lambda number, state: 0 * state + hidden(params, batch), start)
+
+
+@act("hidden")
+def while_loop(loss, params, batch):
+    start = 0, jnp.zeros_like(hidden(params, batch))
+    step = lambda state: (state[0] + 1, 0 * state[1] + hidden(params, batch))  # noqa: E731
+    return jax.lax.while_loop(lambda state: state[0] < 1, step, start)[1]
+
+
+@act("hidden")
+def cond(loss, params, batch):
+    return jax.lax.cond(params["encoder"]["embeddings"]["norm"]["scale"][0] > 0.5, hidden, _negative, params, batch)
+
+
+def _negative(params, batch):
+    return -hidden(params, batch)
+
+
+@act("hidden")
+def switch(loss, params, batch):
+    return jax.lax.switch(jnp.int32(1), [_negative, hidden], params, batch)
+
+
+@act("hidden")
+def words_as_vectors(loss, params, batch):
+    table = params["encoder"]["embeddings"]["word"]["embedding"]
+    vectors = table.at[batch.token_ids].get(out_sharding=jax.typeof(batch.token_ids).sharding.update(spec=P(AXIS))) if (
+        jax.sharding.get_abstract_mesh().explicit_axes
+    ) else table[batch.token_ids]  # fmt: skip
+    return hidden(params, batch._replace(word_vectors=vectors))
+
+
+@act("hidden")
+def the_last_of_all_layers(loss, params, batch):
+    return bert_jax.encode(CONFIG, params, batch, layers=True).layers[-1]
+
+
+@act("gradient")
+def value_and_grad(loss, params, batch):
+    return jax.value_and_grad(loss)(params, batch)[1]
+
+
+@act("gradient")
+def grad_with_auxiliary_outputs(loss, params, batch):
+    return jax.grad(lambda *given: (loss(*given), hidden(*given)), has_aux=True)(params, batch)[0]
+
+
+@act("gradient")
+def vjp(loss, params, batch):
+    value, pull = jax.vjp(lambda given: loss(given, batch), params)
+    return pull(jnp.ones_like(value))[0]
+
+
+@act("gradient")
+def jacrev(loss, params, batch):
+    return jax.jacrev(loss)(params, batch)
+
+
+@act("gradient")
+def grad_of_checkpoint(loss, params, batch):
+    return jax.grad(jax.checkpoint(loss))(params, batch)
+
+
+@act("gradient")
+def grad_of_checkpoint_with_a_policy(loss, params, batch):
+    return jax.grad(jax.checkpoint(loss, policy=jax.checkpoint_policies.dots_saveable))(params, batch)
+
+
+@act("gradient")
+def grad_of_scan(loss, params, batch):
+    def total(params):
+        return jax.lax.scan(lambda carry, each: (carry, loss(params, each)), 0, twice(batch))[1].mean()
+
+    return jax.grad(total)(params)
+
+
+@act("gradient")
+def gradients_of_microbatches(loss, params, batch):
+    def add(carry, each):
+        return jax.tree.map(lambda total, leaf: total + leaf / 2, carry, jax.grad(loss)(params, each)), None
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), twice(batch))[0]
+
+
+@act("gradient")
+def grad_of_vmap_over_batches(loss, params, batch):
+    return jax.grad(lambda params: jax.vmap(loss, in_axes=(None, 0))(params, twice(batch)).mean())(params)
+
+
+@act("gradient")
+def vmap_of_grad(loss, params, batch):
+    found = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, twice(batch))
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), found)
+
+
+@act("gradient")
+def an_update_of_optax(loss, params, batch):
+    optimizer = optax.sgd(1.0)
+    updates, _ = optimizer.update(jax.grad(loss)(params, batch), optimizer.init(params))
+    return jax.tree.map(jnp.negative, updates)
+
+
+@act("gradient")
+def transpose_of_linearize(loss, params, batch):
+    with plain_derivatives():
+        value, push = jax.linearize(lambda given: loss(given, batch), params)
+        return jax.linear_transpose(push, params)(jnp.ones_like(value))[0]
+
+
+@act("slope")
+def jvp(loss, params, batch):
+    return jax.jvp(lambda given: loss(given, batch, own_derivatives=False), (params,), (params,))[1]
+
+
+@act("slope")
+def linearize(loss, params, batch):
+    return jax.linearize(lambda given: loss(given, batch, own_derivatives=False), params)[1](params)
+
+
+@act("slope")
+def jacfwd(loss, params, batch):
+    return jax.jacfwd(lambda scale: loss(scaled(params, scale), batch, own_derivatives=False))(1.0)
+
+
+@act("slope")
+def grad_by_a_scale(loss, params, batch):
+    return jax.grad(lambda scale: loss(scaled(params, scale), batch))(1.0)
+
+
+@act("curvature")
+def hessian(loss, params, batch):
+    return jax.hessian(lambda scale: loss(scaled(params, scale), batch, own_derivatives=False))(1.0)
+
+
+@act("curvature")
+def forward_over_reverse(loss, params, batch):
+    gradient = jax.grad(lambda given: loss(given, batch, own_derivatives=False))
+    return dot(jax.jvp(gradient, (params,), (params,))[1], params)
+
+
+@act("curvature")
+def reverse_over_forward(loss, params, batch):
+    def slope(given):
+        return jax.jvp(lambda given: loss(given, batch, own_derivatives=False), (given,), (params,))[1]
+
+    return dot(jax.grad(slope)(params), params)
+
+
+@act("curvature")
+def reverse_over_reverse(loss, params, batch):
+    own = jax.sharding.get_abstract_mesh().manual_axes == ()
+    return jax.grad(jax.grad(lambda scale: loss(scaled(params, scale), batch, own_derivatives=own)))(1.0)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return {"encoder": bert_jax.init_params(CONFIG, jax.random.key(0))["encoder"]}
+
+
+@pytest.fixture(scope="module")
+def expected(params):
+    return {name: jax.jit(value, static_argnums=0)(mean_of_squares, params, BATCH) for name, value in VALUES.items()}
+
+
+def check(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-3), found, expected)
+
+
+def computed(place, name, params):
+    """Returns the value of an act at a place."""
+    value, function = ACTS[name]
+    if place == "one device":
+        return jax.jit(function, static_argnums=0)(mean_of_squares, params, BATCH)
+    kind = AxisType.Explicit if place == "Explicit" else AxisType.Auto
+    mesh = jax.make_mesh((8,), (AXIS,), axis_types=(kind,))
+    given = jax.device_put(params, NamedSharding(mesh, P())), jax.device_put(BATCH, NamedSharding(mesh, P(AXIS)))
+    if place != "Manual":
+        with jax.set_mesh(mesh):
+            return jax.jit(function, static_argnums=0)(mean_of_squares, *given)
+
+    def loss(params, batch, **options):
+        return jax.lax.pmean(mean_of_squares(params, batch, **options), AXIS)
+
+    out = P(AXIS) if value == "hidden" else P()
+    within = jax.shard_map(
+        lambda params, batch: function(loss, params, batch), mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=out
+    )
+    return jax.jit(within)(*given)
+
+
+def everywhere():
+    """Returns the acts at all places; each is fast at one place, and slow at the others."""
+    for number, name in enumerate(ACTS):
+        for index, place in enumerate(PLACES):
+            marks = () if (number + index) % len(PLACES) == 0 else (pytest.mark.slow,)
+            yield pytest.param(place, name, marks=marks)
+
+
+@pytest.mark.parametrize(("place", "name"), list(everywhere()))
+def test_an_act_computes_the_known_value(params, expected, place, name):
+    check(computed(place, name, params), expected[ACTS[name][0]])
+
+
+def test_the_known_derivatives_are_those_of_differences(params, expected):
+    """In float64, where differences tell."""
+    with jax.enable_x64(True):
+        config = dataclasses.replace(CONFIG, compute_dtype="float64")
+        given = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        loss = jax.jit(lambda scale: mean_of_squares(scaled(given, scale), BATCH, config=config))
+        low, middle, high = (float(loss(scale)) for scale in (1 - 1e-4, 1.0, 1 + 1e-4))
+    assert float(expected["slope"]) == pytest.approx((high - low) / 2e-4, rel=1e-4)
+    assert float(expected["curvature"]) == pytest.approx((high - 2 * middle + low) / 1e-8, rel=1e-3)
+
+
+def penalty(params, config, own_derivatives):
+    gradient = jax.grad(mean_of_squares)(params, BATCH, config=config, own_derivatives=own_derivatives)
+    return dot(gradient, gradient)
+
+
+def test_a_gradient_of_a_gradient_in_bfloat16_takes_jaxs_derivatives(params):
+    config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
+    of_penalty = jax.jit(jax.grad(penalty), static_argnums=(1, 2))
+    near = of_penalty(params, CONFIG, False)
+    assert all(
+        np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)
+        for a, b in zip(*map(jax.tree.leaves, (of_penalty(params, config, False), near)))
+        if np.linalg.norm(b) > 1e-3
+    )
+    with pytest.raises(InputError, match="own_derivatives=False"):
+        of_penalty(params, config, True)
+    with pytest.raises(TypeError, match="jvp"):  # which rules of ours do not know
+        jax.jvp(lambda given: mean_of_squares(given, BATCH), (params,), (params,))
+
+
+# What is done with a function from outside, on the host.
+
+
+def test_compiled_ahead_of_time_from_shapes(params, expected):
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, BATCH))
+    program = jax.jit(hidden).lower(*shapes).compile()
+    check(program(params, BATCH), expected["hidden"])
+    assert jax.eval_shape(hidden, *shapes).shape == expected["hidden"].shape
+    assert jax.make_jaxpr(hidden)(*shapes).out_avals[0].shape == expected["hidden"].shape
+
+
+def test_exported_with_a_number_of_rows_that_is_open(params, expected):
+    (rows,) = jax.export.symbolic_shape("rows")
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), BATCH)
+    of_params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    program = jax.export.deserialize(jax.export.export(jax.jit(hidden))(of_params, shapes).serialize())
+    check(program.call(params, BATCH), expected["hidden"])
+    half = jax.tree.map(lambda leaf: leaf[:3], BATCH)
+    check(program.call(params, half), expected["hidden"][:3])
+
+
+def test_called_from_threads(params, expected):
+    function = jax.jit(lambda params, batch: hidden(params, batch) + 0)
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(lambda _: function(params, BATCH), range(4)):
+            check(found, expected["hidden"])
+
+
+def test_pmapped(params, expected):
+    rows = jax.tree.map(lambda leaf: leaf[:, None], BATCH)
+    check(jax.pmap(hidden, in_axes=(None, 0))(params, rows)[:, 0], expected["hidden"])
+
+
+def test_divided_by_shardings_of_the_compiled_function(params, expected):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(("a", "b")))
+    found = jax.jit(hidden, in_shardings=(whole, rows), out_shardings=rows)(params, BATCH)
+    assert found.sharding == rows
+    check(found, expected["hidden"])
+
+
+def test_on_a_second_device(params, expected):
+    device = jax.devices()[1]
+    given = jax.device_put((params, BATCH), device)
+    found = jax.jit(hidden)(*given)
+    assert found.devices() == {device}
+    check(found, expected["hidden"])
+    with jax.default_device(device):
+        check(jax.jit(hidden)(params, BATCH), expected["hidden"])
+
+
+def test_within_a_module_of_nnx(params, expected):
+    class Twice(nnx.Module):
+        def __init__(self):
+            self.encoder = nnx.data(jax.tree.map(nnx.Param, params))
+
+        def __call__(self, batch):
+            return hidden(nnx.to_pure_dict(nnx.state(self.encoder)), batch)
+
+    check(nnx.jit(lambda module, batch: module(batch))(Twice(), BATCH), expected["hidden"])
+
+
+def test_the_arguments_given_away(params, expected):
+    given = jax.tree.map(jnp.copy, params)
+    updated, found = jax.jit(lambda *given: (given[0], hidden(*given)), donate_argnums=0)(given, BATCH)
+    check(found, expected["hidden"])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+    check(updated, params)
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        lambda: jax.debug_nans(True),
+        pytest.param(jax.checking_leaks, marks=pytest.mark.slow),
+        lambda: jax.transfer_guard("disallow"),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        lambda: jax.numpy_rank_promotion("raise"),
+        lambda: jax.enable_x64(True),
+        lambda: jax.default_matmul_precision("highest"),
+    ],
+    ids=["debug_nans", "checking_leaks", "transfer_guard", "strict types", "strict ranks", "64 bits", "precision"],
+)
+def test_under_what_users_switch_on(params, expected, guard):
+    with guard():
+        found = jax.jit(jax.value_and_grad(lambda *given: mean_of_squares(*given)))(params, BATCH)
+    check(found, (expected["loss"], expected["gradient"]))
+
+
+@pytest.mark.parametrize("axis", ["data", "batch"])
+def test_dropout_does_not_depend_on_the_mesh(params, axis):
+    config = dataclasses.replace(CONFIG, hidden_dropout_rate=0.5, attention_dropout_rate=0.5)
+
+    def dropped(params, batch, key):
+        return bert_jax.encode(config, params, batch, key).hidden
+
+    mesh = jax.make_mesh((8,), (axis,), axis_types=(AxisType.Auto,))
+    rows = jax.device_put(BATCH, NamedSharding(mesh, P(axis)))
+    for key in (jax.random.key(1), jax.random.PRNGKey(1)):  # new and old
+        check(jax.jit(dropped)(params, rows, key), jax.jit(dropped)(params, BATCH, jax.random.key(1)))
+
+
+def test_batches_and_outputs_are_values(params, expected):
+    """They are pickled, put into trees, and their arrays may be NumPy's."""
+    batch = pickle.loads(pickle.dumps(jax.device_get(BATCH)))
+    found = jax.jit(bert_jax.encode, static_argnums=0)(CONFIG, jax.device_get(params), batch)
+    check(pickle.loads(pickle.dumps(jax.device_get(found))).hidden, expected["hidden"])
+    halves = [jax.tree.map(lambda leaf, half=half: np.split(leaf, 2)[half], batch) for half in (0, 1)]
+    check(jax.tree.map(lambda *leaves: np.concatenate(leaves), *halves), batch)
+
+
+def test_a_model_as_an_argument(tmp_path):
+    bert = bert_jax.load_pretrained(make_pretrained(tmp_path))
+    batch = bert.batch(["the ban ben .", "the dan dus det ."])
+    found = jax.jit(lambda bert, batch: bert.apply(batch).hidden)(bert, batch)
+    check(found, bert_jax.encode(bert.config, bert.params, batch).hidden)
