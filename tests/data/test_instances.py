@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 
 from bert_jax.data import instances
+from bert_jax.data.records import row_dtype, unpack_word_starts
+from bert_jax.text.normalize import Normalizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocab import Template
+from bert_jax.text.wordpiece import WordPiece
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "golden" / "instances.json").read_text())["cases"]
 
@@ -122,3 +127,51 @@ def test_none_covers_every_token_once_with_whole_sentences(name):
             rest = bounds[np.searchsorted([document[-1] for document in bounds], one["first_start"], side="right")]
             following = [end for end in rest if end > one["first_stop"]]
             assert not following or following[0] - one["first_start"] > limit
+
+
+def test_short_spans_have_any_length_from_two_on():
+    made = instances.create_instances(bounds_of([[1] * 12] * 50), 5, 1.0, 1, random.Random(0), "none")
+    assert set(made["first_stop"] - made["first_start"]) == {2, 3}
+
+
+def instances_of(*spans: tuple[int, int, int, int]) -> np.ndarray:
+    return np.array([(*span, label) for label, span in enumerate(spans)], instances.INSTANCE)
+
+
+PAIRS = instances_of((1, 3, 3, 4), (0, 1, 5, 6), (1, 3, 6, 10))
+SINGLES = instances_of((1, 3, 3, 3), (0, 1, 1, 1), (6, 10, 10, 10))
+
+
+@pytest.mark.parametrize(
+    ("made", "template", "expected", "first_lengths"),
+    [
+        (PAIRS, {}, ["a ##b / c /", "##d / ##d /", "a ##b / a ##b ##b c /"], [4, 3, 4]),
+        (PAIRS, {"second_type": 0}, ["a ##b / c /", "##d / ##d /", "a ##b / a ##b ##b c /"], [6, 5, 9]),
+        (PAIRS, {"separators": 2}, ["a ##b / / c /", "##d / / ##d /", "a ##b / / a ##b ##b c /"], [5, 4, 5]),
+        (SINGLES, {}, ["a ##b /", "##d /", "a ##b ##b c /"], [4, 3, 6]),
+    ],
+)
+def test_rows_hold_the_spans_of_instances(made, template, expected, first_lengths):
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "/", "[MASK]", "a", "##b", "c", "##d"]
+    template = Template((*vocab[:5],), **template)
+    tokenizer = Tokenizer(WordPiece(vocab, Normalizer(True), template=template))
+    tokens = np.array([8, 5, 6, 7, 7, 8, 5, 6, 6, 7])
+    row_length = 8 + template.separators  # the third pair fills it
+    numbers = np.array([10, 20, 30])
+    rows = instances.make_rows(made, numbers, tokens, tokenizer, row_dtype(row_length, 1, len(vocab)))
+    for row, text in zip(rows, expected, strict=True):
+        words = ["[CLS]", *text.split()]
+        padded = words + ["[PAD]"] * (row_length - len(words))
+        assert [vocab[token] for token in row["token_ids"]] == padded
+        starts = unpack_word_starts(row["word_starts"], row_length)
+        assert starts.tolist() == [word[:2] != "##" and word != "[PAD]" for word in padded]
+        assert row["lengths"] == len(words)
+    more = {"separators": template.separators} if template.separators > 1 else {}
+    assert (instances.sequence_lengths(made, **more) == rows["lengths"][:, 0]).all()
+    assert rows["first_lengths"][:, 0].tolist() == first_lengths
+    assert (rows["labels"][:, 0] == made["label"]).all() and (rows["numbers"][:, 0] == numbers).all()
+
+
+def test_tokens_in_no_instance_are_counted_once():
+    assert instances.count_dropped(PAIRS, 10) == 1  # the fifth token
+    assert instances.count_dropped(instances_of((5, 9, 0, 2), (1, 6, 20, 22), (7, 8, 8, 12)), 30) == 16

@@ -76,7 +76,7 @@ def test_hosts_together_make_the_same_batch_of_streams_of_their_own(num_hosts):
 def test_places_may_be_anywhere():
     """A host with devices at several places of the mesh asks for several stretches."""
     order = make_order(50, 4, 9)
-    places = np.array([0, 1, 5, 6, 7, 12, 15])
+    places = np.array([0, 1, 4, 6, 7, 12, 15])
     for step in (0, 7, 30):
         for index in range(2):
             np.testing.assert_array_equal(

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.losses import accuracy, cross_entropy
+from bert_jax.errors import InputError
+from bert_jax.model.losses import accuracy, cross_entropy, mean_metrics, squared_error
 
 
 def test_cross_entropy_is_a_weighted_sum():
@@ -26,6 +27,27 @@ def test_label_0_counts_like_any_other():
 def test_large_logits_stay_finite_and_bfloat16_is_summed_in_float32():
     total, _ = cross_entropy(jnp.array([[1e4, -1e9]], jnp.bfloat16), jnp.array([0]), jnp.ones(1))
     assert total.dtype == jnp.float32 and float(total) == 0.0
+
+
+def test_squared_error_and_the_means_of_sums():
+    total, weight = squared_error(jnp.array([1.0, 2.0, 5.0]), jnp.array([0.0, 4.0, 5.5]), jnp.array([1, 0.5, 0]))
+    assert (float(total), float(weight)) == (3.0, 1.5)
+    assert mean_metrics({"loss": (total, weight), "none": (0.0, 0.0)}) == {"loss": 2.0, "none": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("labels", "weights", "message"),
+    [
+        (None, np.ones(2), "no labels or no weights"),
+        (np.zeros(2, int), None, "no labels or no weights"),
+        (np.zeros(2), np.ones(2), "labels are float64, and a class is a whole number"),
+        (np.zeros(1, int), np.ones(2), "labels"),
+        (np.zeros(2, int), np.ones((2, 1)), "weights"),
+    ],
+)
+def test_every_row_needs_a_class_and_a_weight(labels, weights, message):
+    with pytest.raises(InputError, match=message):
+        cross_entropy(np.zeros((2, 3)), labels, weights)
 
 
 def test_accuracy():

@@ -41,11 +41,13 @@ def left_causal(masked, batch, config):
 
 def test_budgets_follow_the_paper_and_python_rounding():
     budgets = prediction_budgets(MaskingConfig(), 512)
-    assert budgets[0] == 0
+    assert budgets[0] == 0 and len(budgets) == 513
     assert [budgets[n] for n in (1, 5, 10, 30, 50, 128)] == [1, 1, 2, 4, 8, 19]
     assert prediction_budgets(MaskingConfig(max_predictions=80), 512)[512] == 77
     assert prediction_budgets(MaskingConfig(max_predictions=76), 512)[512] == 76
-    assert predictions_per_row(MaskingConfig(), 128, 1) == 19
+    assert [predictions_per_row(MaskingConfig(), 128, number) for number in (1, 2, 3)] == [19, 21, 22]
+    assert predictions_per_row(MaskingConfig(max_predictions=5), 128, 3) == 15
+    assert [predictions_per_row(MaskingConfig(rate=0.0), 128, number) for number in (1, 3)] == [1, 1]
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3])
@@ -190,7 +192,7 @@ def test_words_are_chosen_by_the_references_loop(max_ngram, num_sequences):
     shape = batch.token_ids.shape
     word_starts = (rng.random(shape) < 0.2) | (batch.token_ids == CLS) | (batch.token_ids == SEP)
     candidates = (batch.sequence_ids > 0) & ~np.isin(batch.token_ids, [CLS, SEP])
-    scores = rng.permuted(np.arange(shape[1], dtype=np.uint32) * 1000 * np.ones(shape, np.uint32), axis=1)
+    scores = rng.permuted(np.arange(shape[1], dtype=np.uint32) * 2 * np.ones(shape, np.uint32), axis=1)
     num_words = rng.integers(1, max_ngram + 1, shape)
     budgets = rng.integers(0, 9, (shape[0], num_sequences))
     place = np.maximum(batch.sequence_ids.astype(np.int32) - 1, 0)
@@ -296,6 +298,7 @@ def test_next_tokens_are_every_token_but_the_first_of_a_sequence():
         ]
         real = np.asarray(task.mlm_weights[row]) > 0
         assert list(zip(task.mlm_positions[row][real], task.mlm_labels[row][real])) == expected
+        assert not task.mlm_positions[row][~real].any() and not task.mlm_labels[row][~real].any()
 
 
 @pytest.mark.parametrize(("num_sequences", "options"), [(1, {"max_ngram": 2, "whole_word": True}), (3, {})])

@@ -13,6 +13,7 @@ FILES = {  # what is there -> the files of it
     "hf": ("model.safetensors", "config.json"),
     "sharded": ("model.safetensors.index.json", "model-00001-of-00002.safetensors"),
     "pickled": ("pytorch_model.bin",),
+    "parts": ("modules.json", "1_Pooling/config.json"),
     "adapter": ("adapter_config.json", "adapter_model.safetensors"),
     "tf1": ("bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001", "bert_config.json"),
     "run": ("checkpoints/00000004/checksums.json", "config.json", "tokenizer/vocab.txt"),
@@ -22,7 +23,8 @@ FILES = {  # what is there -> the files of it
     "sweep": ("runs/1/config.json", "finetuned/params/x"),
     "tables": ("train.tsv", "dev.tsv"),
 }
-KINDS = {"sharded": "hf", "pickled": "hf", "adapter": "hf", "finetuned": "model", "sweep": "model", "tables": None}
+KINDS = dict.fromkeys(("sharded", "pickled", "parts", "adapter"), "hf")
+KINDS |= {"finetuned": "model", "sweep": "model", "tables": None}
 
 
 @pytest.fixture(params=["here", "bucket"])
@@ -65,7 +67,19 @@ def test_a_revision_is_a_directory_of_its_work_directory(root):
     assert (list(found.kinds), found.place) == (["model"], root / "run" / "revisions" / "00000012")
     with pytest.raises(InputError, match="run has no revision of step 7; it has those of steps 12"):
         resolve(f"{root}/run@7")
-    assert list(resolve(f"{root}/elsewhere@7").kinds) == ["nothing"]
+    for name in ("elsewhere@7", "run@last", "run@", f"run@{10**18}"):
+        assert list(resolve(f"{root}/{name}").kinds) == ["nothing"]
+
+
+def test_a_directory_is_read_where_it_is_or_as_a_copy(root):
+    assert set(resolve(root / "hf").folder().names) >= set(FILES["hf"])
+
+
+def test_a_server_without_directories_is_asked_for_a_manifest(monkeypatch):
+    there = ("https://host/data/manifest.json", "https://host/a.tsv")
+    monkeypatch.setattr(RemotePath, "exists", lambda path: str(path) in there)
+    for name, kind in [("data", "data"), ("a.tsv", "file"), ("other", "nothing")]:
+        assert list(resolve(f"https://host/{name}").kinds) == [kind]
 
 
 def test_the_hub_is_not_asked(monkeypatch):

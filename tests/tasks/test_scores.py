@@ -36,32 +36,36 @@ def test_entity_scores_equal_the_golden(golden):
     assert types == {"f1_PER", "f1_LOC", "f1_creative-work"}
 
 
-@pytest.mark.parametrize("metric", [scores.accuracy, scores.f1, scores.macro_f1, scores.mcc])
-def test_no_example_is_zero(metric):
-    assert metric([], []) == 0.0
+@pytest.mark.parametrize(
+    ("metric", "labels", "said", "expected"),
+    [
+        *((metric, [], [], 0) for metric in (scores.accuracy, scores.f1, scores.macro_f1, scores.mcc)),
+        (scores.accuracy, [1, 1], [1, 1], 1),
+        (scores.f1, [0, 0], [0, 0], 0),
+        (scores.mcc, [1, 1, 1], [1, 1, 1], 0),  # as scikit-learn has it
+        *((metric, *pair, 0) for metric in (scores.pearson, scores.spearman) for pair in
+          [([], []), ([1], [1]), ([1, 2, 3], [4] * 3), ([0.1] * 3, [1, 2, 3]), ([1, 2, 3], [1, math.nan, 2])]),
+        (scores.pearson, [1, 2], [3, 5], 1),
+        (scores.pearson, [1, 2, 3], [1, math.inf, 2], 0),
+        (scores.spearman, [1, 2, 3], [1, math.inf, 2], 0.5),  # infinity has a rank only
+        (scores.spearman, [1, 2, 2, 3], [10, 20, 20, 1000], 1),  # equal numbers share their rank
+        (scores.spearman, [1, 2, 3, 4], [1, 1, 2, 2], 4 / math.sqrt(20)),
+    ],
+)  # fmt: skip
+def test_metrics_where_others_warn_or_raise(metric, labels, said, expected):
+    assert metric(labels, said) == pytest.approx(expected)
 
 
-def test_one_class_alone():
-    assert scores.mcc([1, 1, 1], [1, 1, 1]) == 0.0  # as scikit-learn has it
-    assert scores.f1([0, 0], [0, 0]) == 0.0
-    assert scores.accuracy([1, 1], [1, 1]) == 1.0
-
-
-@pytest.mark.parametrize("metric", [scores.pearson, scores.spearman])
-def test_numbers_without_a_correlation_are_zero(metric):
-    for labels, said in [([], []), ([1], [1]), ([1, 2, 3], [4, 4, 4]), ([0.1] * 3, [1, 2, 3])]:
-        assert metric(labels, said) == 0.0
-    assert metric([1, 2, 3], [1, math.nan, 2]) == 0.0
-
-
-def test_infinity_has_a_rank_only():
-    assert scores.pearson([1, 2, 3], [1, math.inf, 2]) == 0.0
-    assert scores.spearman([1, 2, 3], [1, math.inf, 2]) == pytest.approx(0.5)
-
-
-def test_equal_numbers_share_their_rank():
-    assert scores.spearman([1, 2, 2, 3], [10, 20, 20, 1000]) == pytest.approx(1)
-    assert scores.spearman([1, 2, 3, 4], [1, 1, 2, 2]) == pytest.approx(4 / math.sqrt(20))
+@pytest.mark.parametrize(
+    ("truth", "shares", "expected"),
+    [
+        ([0, 0], [0.5, 0.6], 0),
+        ([1, 0, 1, 0], [0.9, 0.8, 0.7, 0.1], (1 + 2 / 3) / 2),
+        ([0, 1, 1, 0, 1], [0.9, 0.5, 0.5, 0.5, 0.1], (2 * 2 / 4 + 3 / 5) / 3),  # equal ones are taken together
+    ],
+)
+def test_average_precision(truth, shares, expected):
+    assert scores.average_precision(np.array(truth, bool), np.array(shares)) == pytest.approx(expected)
 
 
 def test_many_examples_do_not_overflow():
@@ -87,6 +91,11 @@ def test_rankings():
         "recall@100": pytest.approx((2 / 3 + 1) / 2),
         "map@100": pytest.approx(((1 / 2 + 2 / 4) / 3 + 1) / 2),
     }
-    late = scores.ranking_scores([[0] * 10 + [1]], [[1]])
-    assert (late["mrr@10"], late["ndcg@10"], late["recall@10"], late["recall@100"]) == (0, 0, 0, 1)
+    for before, expected in [(9, [0.1, 1 / np.log2(11), 1, 1, 0.1]), (10, [0, 0, 0, 1, 1 / 11]), (100, [0] * 5)]:
+        late = scores.ranking_scores([[0] * before + [1]], [[1]])
+        names = ("mrr@10", "ndcg@10", "recall@10", "recall@100", "map@100")
+        assert [late[name] for name in names] == pytest.approx(expected)
+    assert scores.ranking_scores([[1]], [range(1, 12)])["ndcg@10"] == pytest.approx(
+        1 / sum((11 - place) / np.log2(2 + place) for place in range(10))
+    )
     assert scores.ranking_scores([], []) == dict.fromkeys(scores.RANKING_METRICS, 0.0)

@@ -236,6 +236,16 @@ def test_fingerprint_tells_vocabularies_and_options_apart():
 
 
 @pytest.mark.parametrize(
+    ("names", "second_type"), [(None, 1), ([], 1), (["input_ids"], 0), (["input_ids", "token_type_ids"], 1), ("x", 1)]
+)
+def test_options_say_how_long_words_and_which_types_there_are(names, second_type):
+    options = {"do_lower_case": True, "max_input_chars_per_word": 5, "model_input_names": names}
+    pieces = wordpiece.make_wordpiece(VOCAB, options)
+    assert (pieces("want wanted"), pieces.template.second_type) == ([5, 1], second_type)
+    assert (pieces.config.get("model_input_names") is None) == bool(second_type)
+
+
+@pytest.mark.parametrize(
     ("extra", "lowercase"), [([], True), (["[unused1]", "<S>"], True), (["Paris"], False), (["É"], False)]
 )
 def test_capital_letters_tell_a_cased_vocabulary(tmp_path, extra, lowercase):

@@ -32,8 +32,10 @@ def gradient_of_rows(params, rows, factor):
     """
     drawn = bits_of_rows(root_key(0, "dropout"), rows["weight"].shape) % 64
     total = factor * jnp.sum(rows["weight"] * drawn)
+    together = rows["x"].T @ rows["weight"]
     return (total, jnp.ones((), jnp.int32)), {
-        "kernel": params["kernel"] * 0 + jnp.outer(rows["x"].T @ rows["weight"], jnp.ones(3))
+        "kernel": params["kernel"] * 0 + jnp.outer(together, jnp.ones(3)),
+        "bias": together,
     }
 
 
@@ -47,7 +49,7 @@ def add_up(count, **options):
     function = jax.jit(
         lambda params, rows: sum_over_microbatches(gradient_of_rows, count, params, rows, 2.0, **options)
     )
-    return function({"kernel": jnp.asarray(KERNEL)}, rows)
+    return function({"kernel": jnp.asarray(KERNEL), "bias": jnp.zeros(8)}, rows)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 16])
@@ -71,7 +73,7 @@ def test_devices_add_up_what_each_has(count, sizes):
 
 def test_matrices_are_added_up_in_the_dtype_of_gradients_and_divided():
     mesh = make_mesh(MeshConfig(data=8))
-    tree = {"pooler": {"kernel": jnp.zeros((8, 8))}}
+    tree = {"pooler": {"kernel": jnp.zeros((8, 8)), "bias": jnp.zeros(8)}}
     shardings = tree_shardings(mesh, {"encoder": tree}, over_data=True)["encoder"]["pooler"]
     with jax.set_mesh(mesh):
         _, gradients = add_up(2, gradient_dtype="bfloat16", shardings=shardings)
@@ -79,7 +81,8 @@ def test_matrices_are_added_up_in_the_dtype_of_gradients_and_divided():
     assert gradients["kernel"].dtype == jnp.float32
     assert {shard.data.shape for shard in gradients["kernel"].addressable_shards} == {(1, 3)}
     np.testing.assert_allclose(gradients["kernel"], exact, rtol=0.02, atol=0.5)
-    assert (np.asarray(gradients["kernel"]) != exact.astype(np.float32)).any()
+    assert abs(gradients["kernel"] - exact).max() > 1e-3 * abs(exact).max()
+    np.testing.assert_allclose(gradients["bias"], exact[:, 0], rtol=1e-4)  # and vectors are not rounded
 
 
 @pytest.mark.parametrize(
@@ -106,8 +109,8 @@ def test_gradients_are_sent_once_however_many_microbatches_there_are(accumulate,
     assert {kind: share for kind, share in sent.items() if share > 0.02} == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.parametrize("shape", [(8 * 7, 3), (2, 8 * 131, 3), (8 * 128, 3)])
-def test_each_device_keeps_its_part_of_a_sum(shape):
+@pytest.mark.parametrize(("shape", "sent"), [((8 * 7, 3), 7), ((2, 8 * 33, 3), 64), ((8 * 128, 3), 128)])
+def test_each_device_keeps_its_part_of_a_sum(shape, sent):
     axis = len(shape) - 2
     whole = np.random.default_rng(0).integers(-8, 8, (8, *shape)).astype(np.float32)
     spec = PartitionSpec(*["data" if place == axis else None for place in range(len(shape))])
@@ -115,4 +118,6 @@ def test_each_device_keeps_its_part_of_a_sum(shape):
     with jax.set_mesh(make_mesh(MeshConfig(data=8))):
         summed = jax.jit(function)(whole)
     np.testing.assert_array_equal(summed, whole.sum(0))
+    parts = (*shape[:axis], 8, sent, *shape[axis + 1 :])  # long ones are padded
+    assert f"f32[{','.join(map(str, parts))}]" in str(jax.make_jaxpr(function)(whole))
     assert summed.addressable_shards[0].data.shape[axis] == shape[axis] // 8

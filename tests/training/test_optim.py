@@ -21,6 +21,8 @@ from bert_jax.training.optim import (
     decay_mask,
     learning_rate_at,
     make_optimizer,
+    reset_moments,
+    scale_by_depth,
 )
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_steps=4)
@@ -181,15 +183,16 @@ def test_stable_adamw_clips_the_update_of_each_tensor_of_each_layer(state_dtype)
     assert clipped == {1}  # the jump of one layer lowers its own rate, and no other's
 
 
-def test_stable_adamw_without_a_jump_is_adamw():
-    """While gradients do not grow, no update is clipped: the same bits."""
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (3, 6)])
+def test_stable_adamw_without_a_jump_is_adamw(first, last):
+    """While gradients do not grow, or are below epsilon, no update is clipped: the same bits."""
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, bias_correction=True, clip_norm=0.0)
     params = {"dense": {"kernel": jnp.ones((3, 2))}}
     found = []
     for name in ("adamw", "stable_adamw"):
         optimizer = make_optimizer(dataclasses.replace(config, name=name), 10)
         state, ours = optimizer.init(params), params
-        for size in (1.0, 0.5, 0.25):
+        for size in (1e-9, 1e-8, 1e-7, 1.0, 0.5, 0.25)[first:last]:
             updates, state = optimizer.update(jax.tree.map(lambda x, size=size: size * x, params), state, ours)
             ours = apply_updates(ours, updates)
         found.append(ours["dense"]["kernel"])
@@ -226,6 +229,32 @@ def test_clipped_gradients_are_not_written_to_memory():
     compiled = jax.jit(step).lower(params, optimizer.init(params), params).compile().as_text()
     program = compiled[compiled.index("ENTRY") :]
     assert len(re.findall(r"= f32\[640,480\]\S* fusion\(", program)) == 3, program  # mean, mean square, parameter
+
+
+def test_updates_shrink_with_the_distance_from_the_top():
+    layers = {"attention": {"query": {"kernel": np.ones((2, 3, 4)), "bias": np.ones((2, 4))}}}
+    updates = {
+        "encoder": {"embeddings": {"word": {"embedding": np.ones((5, 3))}}, "layers": layers},
+        "head": np.ones(3),
+    }
+    scale = scale_by_depth(0.5)
+    found, _ = scale.update(jax.tree.map(jnp.asarray, updates), scale.init(updates))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        name = path_name(path)
+        expected = [0.25, 0.5] if "layers" in name else [0.125 if "embeddings" in name else 1] * len(leaf)
+        np.testing.assert_array_equal(leaf, np.ones(leaf.shape) * np.reshape(expected, (-1, *[1] * (leaf.ndim - 1))))
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_moments_are_reset_and_the_step_of_the_rate_stays(bias_correction):
+    params = {"dense": {"kernel": jnp.ones((2, 2))}}
+    optimizer = make_optimizer(dataclasses.replace(CONFIG, bias_correction=bias_correction), 8)
+    state = optimizer.update(params, optimizer.init(params), params)[1]
+    again = reset_moments(state)
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    counts = [int(leaf) for leaf in jax.tree.leaves(again) if not leaf.shape]
+    assert counts == ([0, 1] if bias_correction else [1])
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(again) if leaf.shape)
 
 
 def test_decay_table_is_googles_for_every_parameter():

@@ -111,7 +111,7 @@ def test_no_row_and_no_span():
         ("b", "", False),
         ("c", "aa", True),
     ]
-    assert predictions[0].n_best == () and predictions[0].probability == 0
+    assert predictions[0].n_best == () and predictions[0].probability == predictions[0].start == predictions[0].end == 0
     predictions = decode(rows, outputs, examples, name="squad2")
     assert [each.null_odds for each in predictions] == [NO_SPAN_ODDS, NO_SPAN_ODDS, -10]
     assert [each.text for each in predictions] == ["", "", "aa"]
@@ -123,7 +123,7 @@ def test_no_answer_by_the_threshold():
     for threshold, answer, probability in ((0.0, "", 11), (0.99, "", 11), (1.0, "aa", 10), (5.0, "aa", 10)):
         [prediction] = decode([window()], [output], name="squad2", null_threshold=threshold)
         assert prediction.null_odds == 1 and prediction.text == answer
-        assert prediction.n_best[0].text == "" and prediction.n_best[1].text == "aa"
+        assert prediction.n_best[0][:3] == ("", 0, 0) and prediction.n_best[1].text == "aa"
         scores = [span.score for span in prediction.n_best]
         assert prediction.probability == pytest.approx(math.exp(probability) / sum(map(math.exp, scores)))
     assert decode([window()], [output])[0].text == "aa"  # squad1 knows no such answer
