@@ -5,7 +5,10 @@ import contextlib
 import json
 import os
 import shutil
+from hashlib import sha256
+from pathlib import Path
 
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +17,126 @@ import tensorstore
 
 from bert_jax.checkpoints import remains, sealed
 from bert_jax.checkpoints.arrays import cannot_write_checkpoint, check_arrays, describe, restore_tree
-from bert_jax.checkpoints.sealed import SEAL, find_damage, newest_whole, read_newest, seal
+from bert_jax.checkpoints.sealed import (
+    SEAL,
+    checkpoint_steps,
+    find_damage,
+    newest_whole,
+    read_newest,
+    read_seal,
+    seal,
+    write_seal,
+)
 from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.storage.files import sha256_file
+from bert_jax.storage.places import RemotePath
+from bert_jax.storage.stores import crc32c_of
+
+# Seals of any files
+
+ABOUT = {"arrays": {"x": ["float32", [0, 2]]}}
+
+
+@pytest.fixture(params=["here", "bucket"])
+def sealed_place(request, tmp_path):
+    """Returns a sealed directory, on this machine or in an object store."""
+    place = tmp_path / "sealed" if request.param == "here" else RemotePath(f"memory://{tmp_path.name}/sealed")
+    for name in ("a", "state/b"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(b"abc")
+    seal(place, ABOUT)
+    yield place
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+def test_a_seal_names_every_file_and_each_damage_is_told(sealed_place):
+    content = read_seal(sealed_place)
+    assert find_damage(sealed_place) is None
+    assert content["files"] == {name: {"bytes": 3, "sha256": sha256(b"abc").hexdigest()} for name in ("a", "state/b")}
+    assert content["arrays"] == ABOUT["arrays"]
+    for damage, expected in [
+        (b"abd", "file a has another checksum than when it was written"),
+        (b"abcd", "file a has 4 bytes in place of 3"),
+        (None, "file a is missing"),
+    ]:
+        (sealed_place / "a").unlink() if damage is None else (sealed_place / "a").write_bytes(damage)
+        assert find_damage(sealed_place) == expected
+    seal(sealed_place, ABOUT, "state/")  # again, without its own file; in a bucket others' are left out
+    assert read_seal(sealed_place)["files"].keys() == {"state/b"} and find_damage(sealed_place) is None
+    seal(sealed_place, {"arrays": {}})
+    assert find_damage(sealed_place) == f"{SEAL} names no arrays"
+    (sealed_place / SEAL).unlink()
+    assert find_damage(sealed_place) == f"{SEAL} is missing, so it was never finished"
+
+
+def test_objects_of_others_are_not_sealed(sealed_place):
+    seal(sealed_place, ABOUT, "state/")
+    assert ("a" in read_seal(sealed_place)["files"]) == isinstance(sealed_place, Path)
+
+
+@pytest.mark.parametrize("kinds", [("crc32c",), ("sha256",), ("crc32c", "sha256"), ()])
+def test_a_checksum_of_any_kind_is_checked(sealed_place, tmp_path, kinds):
+    """Seals are copied with their files, from a bucket and to one; sizes alone are those of a bucket without sums."""
+    (tmp_path / "abc").write_bytes(b"abc")
+    sums = {"crc32c": crc32c_of(tmp_path / "abc"), "sha256": sha256(b"abc").hexdigest()}
+    about = ABOUT | {"files": {"a": {"bytes": 3} | {kind: sums[kind] for kind in kinds}}}
+    write_seal(sealed_place, about)
+    assert find_damage(sealed_place) is None
+    (sealed_place / "a").write_bytes(b"abd")
+    assert (find_damage(sealed_place) is None) == (not kinds)
+
+
+def test_the_sums_of_a_store_are_taken_as_they_are(sealed_place, monkeypatch):
+    sums = {"a": {"bytes": 3, "crc32c": "x"}, "state/b": {"bytes": 3, "crc32c": "y"}}
+    monkeypatch.setattr(RemotePath, "listing", lambda place: sums)
+    seal(sealed_place, ABOUT)
+    if isinstance(sealed_place, RemotePath):
+        assert read_seal(sealed_place)["files"] == sums
+        monkeypatch.setattr(RemotePath, "read_bytes", None)  # nothing is read back
+        monkeypatch.setattr(sealed, "read_json", lambda path: None)
+        monkeypatch.setattr(sealed, "read_seal", lambda path: ABOUT | {"files": sums})
+        assert find_damage(sealed_place) is None
+
+
+def test_only_directories_of_steps_are_checkpoints(tmp_path):
+    for name in ("00000012", "00000003", "7", "00000005.tmp", "x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "00000004").touch()
+    assert checkpoint_steps(tmp_path) == [3, 12] and checkpoint_steps(tmp_path / "none") == []
+    with pytest.raises(InputError, match=r"holds no whole checkpoint; .*00000012 is not used: .*; .*00000003 is not"):
+        newest_whole(tmp_path)
+
+
+@pytest.mark.parametrize(("fails", "deleted", "times"), [(True, False, 1), (True, True, 5), (False, True, 5)])
+def test_a_read_is_tried_again_only_where_its_checkpoint_was_deleted(tmp_path, fails, deleted, times):
+    read = []
+
+    def save(step):
+        write_path = tmp_path / f"{step:08d}"
+        write_path.mkdir()
+        (write_path / "a").touch()
+        seal(write_path, ABOUT)
+
+    def read_one(path):
+        read.append(path)
+        if deleted:
+            save(int(path.name) + 1)
+            shutil.rmtree(path)
+        if fails:
+            raise KeyError(path.name)
+
+    save(1)
+    with pytest.raises(KeyError if fails else InputError, match="" if fails else "are deleted while they are read"):
+        read_newest(tmp_path, read_one)
+    assert len(read) == times
+
+
+# Checkpoints of states
 
 
 def make_state(value):

@@ -5,14 +5,18 @@ import json
 import os
 import shutil
 import time
+from hashlib import sha256
+from types import SimpleNamespace
 
+import fsspec
 import mutations
 import numpy as np
 import pytest
 
 from bert_jax.data import records
 from bert_jax.errors import InputError
-from bert_jax.storage import files, writing
+from bert_jax.storage.resolve import resolve
+from bert_jax.tokenizing import load_tokenizer
 
 ROW_LENGTH, VOCAB_SIZE = 16, 300
 
@@ -23,35 +27,26 @@ def random_rows(num_rows: int, seed: int, max_sequences: int = 1, predictions: i
     return np.frombuffer(np.random.default_rng(seed).bytes(num_rows * dtype.itemsize), dtype)
 
 
+TOKENIZER = SimpleNamespace(
+    fingerprint="f" * 64, vocab_size=VOCAB_SIZE, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4
+)
+IDENTITY = {"options": {"next_sentence": "nsp"}}
+
+
 def write_dataset(path, shards: list[np.ndarray], **row: int) -> np.ndarray:
     """Writes a data set with these training shards and returns all their rows; `row` are more words on their shape."""
-    counts = path / records.TOKEN_COUNTS
     path.mkdir()
-    np.save(counts, np.arange(VOCAB_SIZE))
     written = [
         records.write_shard(
             path / records.shard_name("train", index, len(shards)), rows.dtype, len(rows), [rows[:3], rows[3:]]
         )
         for index, rows in enumerate(shards)
     ]
-    writing.write_json(
-        path / records.MANIFEST,
-        {
-            "format": records.FORMAT,
-            "version": records.VERSION,
-            "identity": {"options": {"next_sentence": "nsp"}},
-            "row": {"length": ROW_LENGTH, "max_sequences": shards[0]["lengths"].shape[1]} | row,
-            "tokenizer": {"fingerprint": "f" * 64, "vocab_size": VOCAB_SIZE, "pad_id": 0, "unk_id": 1, "cls_id": 2,
-                          "sep_id": 3, "mask_id": 4},
-            "splits": {
-                "train": {"sequences": sum(map(len, shards)), "shards": written},
-                "heldout": {"sequences": 0, "shards": []},
-            },
-            "token_counts": {
-                "name": counts.name, "bytes": counts.stat().st_size, "sha256": files.sha256_file(counts)
-            },
-        },
-    )  # fmt: skip
+    row = {"length": ROW_LENGTH, "max_sequences": shards[0]["lengths"].shape[1]} | row
+    train = {"sequences": sum(map(len, shards)), "shards": written}
+    splits = {"train": train, "heldout": {"sequences": 0, "shards": []}}
+    made_with = {"numpy": "1.0"}
+    records.finish_dataset(path, IDENTITY, row, TOKENIZER, splits, np.arange(VOCAB_SIZE), made_with, note=7)
     return np.concatenate(shards)
 
 
@@ -147,6 +142,97 @@ def test_a_good_data_set_opens(dataset):
     assert opened.row_length == ROW_LENGTH
     assert opened.tokenizer_path == str(dataset / "tokenizer")
     assert (opened.token_counts == np.arange(VOCAB_SIZE)).all()
+
+
+def test_a_manifest_says_all_that_it_was_told(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    numbers = manifest["splits"].pop("train")
+    assert (
+        numbers["sequences"] == 17
+        and list(map(set, numbers["shards"])) == [{"name", "rows", "bytes", "sha256", "blocks"}] * 2
+    )
+    for shard, rows in zip(numbers["shards"], (8, 9)):
+        content = (dataset / shard["name"]).read_bytes()
+        assert (shard["rows"], shard["bytes"], shard["sha256"]) == (rows, len(content), sha256(content).hexdigest())
+    counts = (dataset / "token_counts.npy").read_bytes()
+    assert manifest == {
+        "format": "bert_jax rows",
+        "version": 1,
+        "identity": IDENTITY,
+        "row": {"length": 16, "max_sequences": 1},
+        "tokenizer": vars(TOKENIZER),
+        "splits": {"heldout": {"sequences": 0, "shards": []}},
+        "token_counts": {"name": "token_counts.npy", "bytes": len(counts), "sha256": sha256(counts).hexdigest()},
+        "made_with": {"numpy": "1.0"},
+        "note": 7,
+    }
+    about = records.open_about(resolve(dataset))
+    assert about.shards == numbers["shards"]
+    assert about.num_bytes == sum(shard["bytes"] for shard in numbers["shards"]) and about.url == ""
+
+
+def test_a_data_set_at_a_url_is_copied(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    memory, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/data"
+    memory.put(str(dataset), url, recursive=True)
+    memory.pipe(f"{url}/tokenizer/vocab.txt", b"x")
+    opened, here = records.open_dataset(url), records.open_dataset(dataset)
+    memory.rm(url, recursive=True)
+    assert opened.path != dataset and "vocab.txt" in os.listdir(opened.tokenizer_path)
+    assert opened.train.gather(np.arange(17)).tobytes() == here.train.gather(np.arange(17)).tobytes()
+    for each in (opened, here):
+        each.close()
+
+
+@pytest.mark.parametrize(("task", "special"), [("nsp", 3), ("sop", 3), ("none", 2)])
+def test_the_words_of_a_row_leave_out_what_is_no_text(dataset, task, special):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    manifest["identity"]["options"]["next_sentence"] = task
+    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="does not say how many words its text has"):
+        records.open_dataset(dataset).words_of_row  # noqa: B018
+    manifest["splits"]["train"] |= {"words": 500, "fill": 0.75, "rows": 17, "tokens": 1000}
+    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    tokens = 0.75 * 17 * ROW_LENGTH - special * 17  # of the text; half as many words
+    assert records.open_dataset(dataset).words_of_row == pytest.approx(tokens / 2 / 17)
+
+
+def test_the_tokenizer_is_the_one_that_the_manifest_names(dataset):
+    (dataset / "tokenizer").mkdir()
+    vocab = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    (dataset / "tokenizer" / "vocab.txt").write_text(vocab)
+    (dataset / "tokenizer" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    with pytest.raises(
+        InputError, match=r'tokenizer is damaged or was replaced: .*\(fingerprint \w{12}, not "f{12}"\)'
+    ):
+        records.open_dataset(dataset).load_tokenizer()
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    tokenizer = load_tokenizer(dataset / "tokenizer")
+    change_manifest(dataset, tokenizer=manifest["tokenizer"] | {"fingerprint": tokenizer.fingerprint})
+    assert records.open_dataset(dataset).load_tokenizer().vocab == tokenizer.vocab
+
+
+@pytest.mark.parametrize(
+    ("change", "is_read"),
+    [
+        ({}, True),
+        ({"rows": 1.5}, True),
+        ({"bytes": "8"}, False),
+        ({"sha256": "x"}, False),
+        ({"rows": None}, False),
+        ({"file": {}}, False),
+        ({"shards": [{}]}, False),
+        (None, False),
+    ],
+)
+def test_the_record_of_a_part_is_whole_or_made_again(dataset, change, is_read):
+    path = dataset / "part.json"
+    shard = json.loads((dataset / records.MANIFEST).read_text())["splits"]["train"]["shards"][0]
+    record = shard | {"file": shard, "shards": [shard]} | (change or {})
+    del record["blocks"]
+    path.write_text("{" if change is None else json.dumps(record))
+    assert records.read_part(path, record) == (record if is_read else None)
+    assert records.read_part(dataset / "none.json", record) is None
 
 
 def test_missing_directory_or_manifest(tmp_path, dataset):
@@ -255,6 +341,7 @@ def test_too_few_rows_are_a_bug_that_is_noticed(tmp_path):
 def test_every_wrong_type_in_a_manifest_is_one_line(dataset):
     """Each value of it in turn is another one, or missing: a data set that opens, or a line for the user."""
     manifest = json.loads((dataset / records.MANIFEST).read_text())
+    del manifest["made_with"], manifest["note"]  # for people
     messages = []
     for path in mutations.places(manifest):
         changed = [mutations.replaced(manifest, path, wrong) for wrong in mutations.WRONG]
