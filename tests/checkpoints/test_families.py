@@ -14,7 +14,7 @@ from builders import random_batch
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf
 
-from bert_jax.checkpoints.families import FAMILIES, class_of, table_of
+from bert_jax.checkpoints.families import FAMILIES, class_of, name_of, table_of
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
@@ -69,6 +69,79 @@ def test_every_family_has_a_block_and_a_table_and_its_classes():
         names = {row.ours for row in table_of(family)}
         assert set(flatten(abstract_params(small(family)))) <= names
         assert len(names) == len(table_of(family))
+
+
+LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("family", "theirs", "ours"),
+    [
+        ("bert", {}, {}),
+        ("roberta", {}, {"position_offset": 2, "max_positions": 510}),
+        ("roberta", {"pad_token_id": 0, "max_position_embeddings": 31}, {"position_offset": 1, "max_positions": 30}),
+        ("electra", {}, {"embedding_size": 128}),
+        ("electra", {"embedding_size": 256}, {"embedding_size": 0}),
+        ("electra", {"hidden_size": 128}, {"embedding_size": 0}),
+        ("modernbert", {}, {"window": 64, "global_every": 3}),
+        ("modernbert", {}, {"rotary_theta": 160_000.0, "local_rotary_theta": 10_000.0}),
+        ("modernbert", {"num_hidden_layers": 5, "layer_types": LAYERS, "local_attention": 7},
+         {"window": 3, "global_every": 2}),
+        ("modernbert", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, {"global_every": 1}),
+        ("modernbert", {"num_hidden_layers": 2, "layer_types": LAYERS[:2]}, {"global_every": 3}),  # as the setting says
+        ("modernbert", {"num_hidden_layers": 6, "layer_types": LAYERS}, "every n-th layer"),
+        ("modernbert", {"num_hidden_layers": 5, "layer_types": LAYERS[1:] + LAYERS[:1]}, "every n-th layer"),
+        ("modernbert", {"local_attention": 2}, {"window": 1}),
+        ("modernbert", {"local_attention": 1}, "it can be 2 or more"),
+        ("modernbert", {"local_attention": 1, "global_attn_every_n_layers": 1}, {"window": 0}),
+        ("modernbert", {"local_attention": 1, "num_hidden_layers": 1}, {"window": 0}),
+        ("modernbert", {"rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}, "global_rope_theta": 5.0},
+         {"rotary_theta": 5.0, "local_rotary_theta": 3.0}),
+        ("modernbert", {"local_rope_theta": None}, {"rotary_theta": 160_000.0, "local_rotary_theta": 160_000.0}),
+        ("modernbert", {"rope_scaling": {"factor": 2}}, "it can be default"),
+        ("modernbert", {"rope_parameters": {"sliding_attention": {"type": "linear"}}}, 'the rope_type "linear"'),
+        ("modernbert", {"mlp_bias": True, "attention_bias": True, "classifier_bias": True}, {}),
+        ("modernbert", {"mlp_bias": True, "attention_bias": True}, "classifier_bias is not mlp_bias"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_family_are_read(family, theirs, ours):
+    if isinstance(ours, str):
+        with pytest.raises(InputError, match=ours):
+            FAMILIES[family].read(theirs)
+    else:
+        found = FAMILIES[family].read(theirs)
+        assert found == (found | ours if family == "modernbert" else ours)
+
+
+def test_settings_of_a_family_are_written():
+    written = {family: FAMILIES[family].write(small(family)) for family in SIZES}
+    rates = dict.fromkeys(("seq_classif_dropout", "qa_dropout"), small("distilbert").hidden_dropout_rate)
+    assert (written["roberta"], written["electra"]) == ({"max_position_embeddings": 31}, {"embedding_size": 16})
+    assert written["distilbert"] == rates and FAMILIES["bert"].write(model_size("base")) == {}
+    modern = FAMILIES["modernbert"]
+    about = modern.write(small("modernbert", num_layers=5, window=3, global_every=2, rotary_theta=7.0))
+    assert about["layer_types"] == LAYERS and about["rope_parameters"]["full_attention"]["rope_theta"] == 7.0
+    assert (about["local_attention"], about["global_attn_every_n_layers"]) == (6, 2)
+    assert modern.write(small("modernbert", window=0))["layer_types"] == ["full_attention"] * 3
+    assert {name_of(family) for family in ("bert", "unknown", "roberta")} == {"BERT", "Roberta"}
+
+
+def test_a_row_of_the_table_names_its_tensors_in_every_layer():
+    rows = {row.ours: row for row in table_of("modernbert")}
+    norm, key = rows["encoder/layers/mlp/norm/scale"], rows["encoder/layers/attention/key/kernel"]
+    assert norm.names("hf", 2) == ["model.layers.1.attn_norm.weight", "model.final_norm.weight"]
+    assert key.names("hf", 2) == ["model.layers.0.attn.Wqkv.weight", "model.layers.1.attn.Wqkv.weight"]
+    assert key.piece == (1, 3) and norm.piece == (0, 1)
+    assert key.is_flipped("hf") and not key.is_flipped("tf1") and not norm.is_flipped("hf")
+    assert rows["classifier/kernel"].is_flipped("tf1") and rows["classifier/kernel"].names("hf", 0) == [
+        "classifier.weight"
+    ]
+    assert rows["encoder/pooler/kernel"].names("tf1", 0) == ["bert/pooler/dense/kernel"]
+    roberta = FAMILIES["roberta"]
+    assert roberta.names_in("RobertaForMaskedLM") == {} != roberta.names_in("RobertaForSequenceClassification")
+    both = ["classifier.dense.weight", "classifier.out_proj.weight"]
+    assert roberta.names_in("", both) == roberta.names_in("RobertaForSequenceClassification")
+    assert roberta.names_in("", both[:1]) == {} == FAMILIES["modernbert"].names_in("", ["classifier.weight"])
 
 
 @pytest.mark.parametrize(("family", "head"), PAIRS)

@@ -15,7 +15,17 @@ from read_models import load_hf, load_tf1
 
 from bert_jax.checkpoints.arrays import describe
 from bert_jax.checkpoints.hf import save_hf
-from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, part_of, to_params, unflatten
+from bert_jax.checkpoints.names import (
+    IGNORED,
+    TABLE,
+    check_vocabulary,
+    find_not_finite,
+    flatten,
+    from_params,
+    part_of,
+    to_params,
+    unflatten,
+)
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.errors import InputError
 from bert_jax.inference.pretrained import load_pretrained
@@ -114,6 +124,58 @@ def test_what_is_wrong_is_found_before_anything_is_read():
     with pytest.raises(InputError, match=r"holds 40 tensors .*strange.00, .*strange.11 and 28 more"):
         to_params(reader, shapes | many, "hf", CONFIG, "file")
     assert IGNORED.keys() == {"hf", "tf1"}
+
+
+WORDS = "embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "message"),
+    [
+        (lambda arrays: {WORDS: arrays[f"bert.{WORDS}"]}, CONFIG, "are two names of one tensor; remove one"),
+        (
+            lambda arrays: {"bert.pooler.dense.bias": np.zeros(32, np.int8)},
+            CONFIG,
+            "holds int8; save a quantized model",
+        ),
+        (lambda arrays: {}, dataclasses.replace(CONFIG, num_layers=500), "tensors, too few for the 500 layers"),
+        (lambda arrays: {f"bert.{WORDS}": np.zeros((130, 32))}, CONFIG, r"has shape \(130, 32\), .* \(131, 32\)"),
+        (lambda arrays: {"classifier.bias": np.zeros((2, 2))}, CONFIG, r"has shape \(2, 2\), the .* \(1,\)"),
+    ],
+)
+def test_tensors_that_are_not_this_models_are_refused(change, config, message):
+    arrays = from_params(random_params(CONFIG, num_classes=1), "hf", CONFIG)
+    arrays |= change(arrays)
+    with pytest.raises(InputError, match=message):
+        to_params(arrays.__getitem__, shapes_of(arrays), "hf", config, "file")
+
+
+def test_older_names_are_read():
+    arrays = from_params(random_params(CONFIG), "hf", CONFIG)
+    old = {
+        name.removeprefix("bert.").replace("LayerNorm.weight", "LayerNorm.gamma"): array
+        for name, array in arrays.items()
+    }
+    old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in old.items()}
+    assert not set(old) & {name for name in arrays if name.startswith("bert.") or "LayerNorm" in name}
+    found = to_params(old.__getitem__, shapes_of(old), "hf", CONFIG, "file")
+    jax.tree.map(np.testing.assert_array_equal, found, random_params(CONFIG))
+
+
+def test_words_and_numbers_that_do_not_fit_are_told():
+    tokenizer = make_tokenizer(131)
+    for rows in (131, 258):
+        check_vocabulary(tokenizer, rows, "file")
+    for rows in (130, 259):
+        with pytest.raises(InputError, match=f"file: the vocabulary has 131 tokens and the table of words {rows} rows"):
+            check_vocabulary(tokenizer, rows, "file")
+    params = {"a": np.array([1.0, np.nan]), "b": np.array([np.inf]), "c": np.zeros(2)}
+    assert find_not_finite({"c": params["c"]}, "file") == []
+    for bad, told in (("a", "file: a holds NaN or numbers"), ("ab", "file: a, b hold NaN or numbers")):
+        (line,) = find_not_finite({name: params[name] for name in (*bad, "c")}, "file")
+        assert line.startswith(told)
+    with pytest.raises(InputError, match="own is a parameter of an own head or a probe"):
+        from_params({"own": np.zeros(2)}, "hf", CONFIG)
 
 
 def save_own(directory, *model):
