@@ -7,6 +7,8 @@ import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import fsspec
 import jax
@@ -16,7 +18,7 @@ import pytest
 import tensorstore
 
 from bert_jax.checkpoints import remains, sealed
-from bert_jax.checkpoints.arrays import cannot_write_checkpoint, check_arrays, describe, restore_tree
+from bert_jax.checkpoints.arrays import cannot_write_checkpoint, check_arrays, describe, restore_tree, state_bytes
 from bert_jax.checkpoints.sealed import (
     SEAL,
     checkpoint_steps,
@@ -225,14 +227,14 @@ def test_nothing_saved_is_none(tmp_path, abstract):
 
 
 def test_last_and_best_are_kept_together(tmp_path):
-    checkpoints = save_all(tmp_path / "c", {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 4.0}, keep_last=2, keep_best=1)
+    checkpoints = save_all(tmp_path / "c", {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 4.0})
     assert checkpoints.steps() == [2, 4, 5]
 
 
 def test_losses_of_different_phases_are_not_compared(tmp_path):
     """A second phase on longer rows may have higher losses; its best is kept all the same."""
     checkpoints = Checkpoints(tmp_path / "c", keep_last=2, keep_best=1)
-    for step, (metric, phase) in enumerate([(0.5, 1), (2.0, 2), (1.5, 2), (1.8, 2), (1.9, 2)], 1):
+    for step, (metric, phase) in enumerate([(0.5, 0), (2.0, 1), (1.5, 1), (1.8, 1), (1.9, 1)], 1):
         checkpoints.save(step, make_state(step), metric, {}, phase)
     assert checkpoints.best_step() == 3
     checkpoints.close()
@@ -443,10 +445,26 @@ def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abs
 
 def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
     checkpoints = save_all(tmp_path / "c", {1: None})
-    monkeypatch.setattr("bert_jax.checkpoints.states.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-    with pytest.raises(InputError, match="0 MB free; what was saved"):
+    free = [state_bytes(make_state(2)) - 1]
+    monkeypatch.setattr("bert_jax.checkpoints.states.shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    with pytest.raises(InputError, match="MB free; what was saved"):
         checkpoints.save(2, make_state(2))
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["00000001"]
+    free[0] += 1
+    checkpoints.save(2, make_state(2))
+    checkpoints.close()
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_step_is_saved_once_and_again_if_it_was_not_sealed(tmp_path, abstract, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    checkpoints.save(1, make_state(5))
+    assert int(checkpoints.restore(abstract).state["step"]) == 1
+    (tmp_path / "c" / "00000001" / SEAL).unlink()
+    monkeypatch.setattr(checkpoints._manager, "save", raises := mock.Mock(side_effect=RuntimeError))
+    with pytest.raises(RuntimeError):  # of a disk it would be an `OSError`
+        checkpoints.save(1, make_state(5))
+    assert raises.called and not (tmp_path / "c" / "00000001").exists()
 
 
 def test_all_files_are_on_the_disk_before_the_seal_is(tmp_path, monkeypatch):
@@ -497,6 +515,10 @@ def test_what_a_kill_leaves_of_a_deletion_is_swept(tmp_path, abstract, monkeypat
     save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
     kill_a_deletion(monkeypatch, directory / "00000001")
     assert sorted(path.name for path in directory.iterdir()) == [".00000001.deleted", "00000002", "00000003"]
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.devices.job.Job.is_first", False)
+        Checkpoints(directory)
+        assert (directory / ".00000001.deleted").exists()  # the first process alone sweeps
     checkpoints = Checkpoints(directory, keep_last=3)
     assert sorted(path.name for path in directory.iterdir()) == ["00000002", "00000003"]
     assert checkpoints.restore(abstract).passed_over == []
@@ -577,7 +599,8 @@ def test_a_seal_says_what_it_is_told_to(tmp_path):
     with Checkpoints(tmp_path / "c", about={"tokenizer": "abc"}) as checkpoints:
         checkpoints.save(1, make_state(1))
         checkpoints.close()
-    assert json.loads((tmp_path / "c" / "00000001" / SEAL).read_text())["tokenizer"] == "abc"
+    about = json.loads((tmp_path / "c" / "00000001" / SEAL).read_text())
+    assert about["tokenizer"] == "abc" and "phase" not in about
     assert find_damage(tmp_path / "c" / "00000001") is None
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from builders import message, write
@@ -109,6 +110,9 @@ def test_columns_beyond_the_named_ones(tmp_path):
         ("a.tsv", "a\tb\n1\t2\n1\t2\t3\n", "a.tsv:3 has 3 columns, not the 2 of 'a, b'"),
         ("a.tsv", "a\tb\ta\n", "a.tsv:1 names the column 'a' twice"),
         ("a.tsv", b"a\tb\n1\tcaf\xe9\n", "a.tsv:2 is not UTF-8 (byte 0xe9)"),
+        ("a.tsv", b"\na\tb\n1\tcaf\xe9\n", "a.tsv:3 is not UTF-8 (byte 0xe9)"),
+        ("a.csv", '"open\n2,3\n', "a.csv:1 is not a row of CSV (unexpected end of data)"),
+        ("a.csv", '"a";"b",c\n1;2\n', "parted by ';'; save the table with commas, or as .tsv with tabs"),
         ("a.csv", 'a,b\n1,"open\n2,3\n', "a.csv:2 is not a row of CSV (unexpected end of data)"),
         ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is not a row of CSV"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON (Expecting value"),
@@ -133,7 +137,19 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_an_empty_file_has_no_records(tmp_path):
     for name in ("a.tsv", "a.csv", "a.jsonl"):
-        assert read_table(write(tmp_path / name, "")).records == []
+        table = read_table(write(tmp_path / name, ""))
+        assert table.records == []
+        assert f"{name} holds no example; give data, a row or object for each" in message(table.filled)
+
+
+def test_the_format_of_a_file_is_its_suffix(tmp_path):
+    kinds = {"a.tsv": "tsv", "a.CONLL.gz": "tsv", "a.csv": "csv", "a.json": "records", "a.jsonl.zst": "records"}
+    kinds |= {"a.parquet": "records", "tfds:a": "records"}
+    for name, kind in kinds.items():
+        assert (readers.is_records(name), readers.is_tsv(name)) == (kind == "records", kind == "tsv"), name
+    assert readers.first_row(write(tmp_path / "a.tsv", "\na\tb\nc\n")) == ["a", "b"]
+    assert readers.first_row(write(tmp_path / "b.tsv", "")) == []
+    assert readers.first_row("tfds:none") == readers.first_row("none.parquet") == []
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:
@@ -217,6 +233,24 @@ def test_files_with_commas(tmp_path):
     assert find_split_file(f"{one},{folder}", "dev_mismatched", names) == mismatched
     assert "is not train,dev,test in this order" in message(find_split_file, "a,b,c,d", "train")
     assert "is neither a file nor a directory" in message(find_split_file, f"{one},{tmp_path}/none", "dev")
+
+
+def test_files_with_the_names_of_their_splits(tmp_path):
+    paths = [write(tmp_path / name, "") for name in ("a=b.tsv", "c.tsv", "d,e.tsv")]
+    source = ",".join(f"{split}={path}" for split, path in zip(("dev", "train", "test"), paths))
+    assert [find_split_file(source, split) for split in ("dev", "train", "test")] == paths
+    assert find_split_file(f"dev={paths[0]}", "train") == ""
+    assert "is not train,dev,test in this order" in message(find_split_file, f"{paths[0]},dev={paths[1]}", "dev")
+    assert "none.parquet' is neither a file nor" in message(find_split_file, f"{tmp_path}/none.parquet", "dev")
+
+
+def test_a_file_and_a_directory_behind_a_url(tmp_path):
+    memory, url = fsspec.filesystem("memory"), f"memory:///{tmp_path.name}"
+    memory.pipe({f"{url}/train.tsv": b"a\n", f"{url}/dev.tsv": b"a\n"})
+    for source in (url, f"{url}/"):
+        assert [find_split_file(source, split) for split in SPLITS] == [f"{url}/train.tsv", f"{url}/dev.tsv", ""]
+    assert [find_split_file(f"{url}/dev.tsv", split) for split in SPLITS] == ["", f"{url}/dev.tsv", ""]
+    memory.rm(url, recursive=True)
 
 
 def test_commas_and_brackets_in_names_that_exist(tmp_path):
