@@ -17,6 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.keys import root_key
 from bert_jax.model.objective import init_params
+from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.finetuning import (
     FinetuneConfig,
     FinetuneDataConfig,
@@ -59,12 +60,34 @@ def tiny_model(**changes) -> ModelConfig:
     return dataclasses.replace(model, **changes)
 
 
+def drawn_like(shapes, stddev: float = 0.02):
+    """Returns random parameters of these shapes, as `init_params` draws them, by NumPy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        name = path[-1].key
+        is_matrix = name in ("embedding", "kernel")
+        values = np.clip(rng.normal(0, stddev, leaf.shape), -2 * stddev, 2 * stddev) if is_matrix else name == "scale"
+        return np.broadcast_to(values, leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
 @functools.lru_cache
+def drawn_params(model: ModelConfig, task: str = "pretraining", num_classes: int = 0):
+    """Returns random parameters of a model and a head of its family; shared, so not to be changed."""
+    shapes, parts = abstract_params(model, num_classes), HEADS[task].parts_in(model)
+    named = {name: shape for name, shape in shapes.items() if name in ("encoder", *parts)}
+    params = drawn_like(named, model.initializer_stddev)
+    params["encoder"]["embeddings"]["word"]["embedding"][model.vocab_size :] = 0
+    if "pooler" not in parts:
+        del params["encoder"]["pooler"]
+    return params
+
+
 def task_params(task: str, num_classes: int = 0):
     """Returns random parameters of `tiny_model()` for a task; shared, so not to be changed."""
-    return jax.jit(functools.partial(init_params, tiny_model(), head=HEADS[task], num_outputs=num_classes))(
-        jax.random.key(0)
-    )
+    return drawn_params(tiny_model(), task, num_classes)
 
 
 @functools.lru_cache
@@ -163,18 +186,12 @@ def tiny_run(path: Path, **sections) -> PretrainConfig:
     return dataclasses.replace(config, **sections)
 
 
-@functools.lru_cache
-def _drawn(model: ModelConfig):
-    return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
-
-
 def make_pretrained(directory: Path, **changes) -> Path:
     """Returns a directory with an untrained model that knows every word of the toy language."""
     write_vocab(directory / "vocab.txt")
     tokenizer = load_tokenizer(directory / "vocab.txt")
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **changes)
-    params = _drawn(model)
-    save_pretrained(Pretrained(model, params, tokenizer), directory / "pretrained")
+    save_pretrained(Pretrained(model, drawn_params(model), tokenizer), directory / "pretrained")
     return directory / "pretrained"
 
 

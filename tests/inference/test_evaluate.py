@@ -9,7 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from builders import growing_bert, make_dataset, tiny_model, write_corpus
+from builders import drawn_params, growing_bert, make_dataset, tiny_model, write_corpus
 from object_server import serving
 
 import bert_jax
@@ -26,14 +26,13 @@ from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.losses import cross_entropy
 from bert_jax.model.masking import mask_rows
 from bert_jax.model.objective import forward as forward_of
-from bert_jax.model.objective import init_params
 from bert_jax.settings.pretraining import MeshConfig
 
 
 def make_bert(tokenizer, **changes):
     """Returns a random model whose second head has a bias, as a trained one has."""
     config = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.2, **changes)
-    params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
+    params = jax.tree.map(np.array, drawn_params(config))
     params["next_sentence"]["bias"] += 0.5
     return Pretrained(config, params, tokenizer)
 

@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, tiny_model
+from builders import drawn_params, make_pretrained, tiny_model
 
 from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained
@@ -15,7 +15,7 @@ from bert_jax.inference import features as module
 from bert_jax.inference.features import sentence_embeddings, token_features
 from bert_jax.inference.predict import load_predictor
 from bert_jax.inference.pretrained import load_pretrained
-from bert_jax.model.objective import encode, init_params
+from bert_jax.model.objective import encode
 from bert_jax.text.fitting import CutWarning
 from bert_jax.tokenizing import load_tokenizer
 
@@ -27,7 +27,7 @@ TEXTS += [f"text {number} " * (number % 7) for number in range(40)]
 def bert(repository):
     tokenizer = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.2)
-    return Pretrained(model, jax.jit(functools.partial(init_params, model))(jax.random.key(0)), tokenizer)
+    return Pretrained(model, drawn_params(model), tokenizer)
 
 
 @functools.cache

@@ -2,23 +2,21 @@
 """What inference prepares once and keeps: its parameters."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import drawn_params, tiny_model
 
 import bert_jax
 from bert_jax.inference.predict import Predictor
-from bert_jax.model.objective import init_params
 
 
 @pytest.fixture(scope="module")
 def bert(repository):
     tokenizer = bert_jax.load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
     model = tiny_model(vocab_size=tokenizer.vocab_size, hidden_size=64)
-    return bert_jax.Pretrained(model, jax.jit(functools.partial(init_params, model))(jax.random.key(0)), tokenizer)
+    return bert_jax.Pretrained(model, jax.device_put(drawn_params(model)), tokenizer)
 
 
 def test_parameters_are_prepared_once_and_share_their_memory(bert):
@@ -51,7 +49,7 @@ def test_parameters_that_are_replaced_after_a_first_use_are_seen(bert):
 
 
 def test_a_predictor_sees_parameters_that_are_replaced(bert):
-    params = init_params(bert.config, jax.random.key(1), bert_jax.HEADS["sequence_classification"], 2)
+    params = jax.device_put(drawn_params(bert.config, "sequence_classification", 2))
     predictor = Predictor(dataclasses.replace(bert, params=params, task="sequence_classification", labels=("a", "b")))
     before = predictor(["the"])[0].probabilities
     predictor.bert.params["classifier"]["bias"] = params["classifier"]["bias"] + np.array([0.0, 3.0], np.float32)

@@ -46,34 +46,15 @@ def test_a_causal_model_pools_the_token_that_has_seen_the_sequence(causal):
     np.testing.assert_array_equal(pooled(changed), base)
 
 
-def test_gradients_of_gradients_are_those_of_differences():
-    """A product of the Hessian and a vector, as of gradient penalties, by `jax.grad` of `jax.grad`."""
-    config, batch = tiny_model(), random_batch(num_rows=2, row_length=16)
-    params, rng = {"encoder": pretraining_params()["encoder"]}, np.random.default_rng(1)
-    away = jax.tree.map(lambda leaf: rng.normal(0, leaf.std(), leaf.shape).astype(np.float32), params)
-    dot = lambda one, other: sum(map(np.vdot, jax.tree.leaves(one), jax.tree.leaves(other)))  # noqa: E731
-
-    @jax.jit
-    @jax.grad
-    def gradient(params):
-        return jnp.mean(encode(config, params, batch).hidden ** 2 * jnp.arange(32))
-
-    @jax.jit
-    @jax.grad
-    def product(params):
-        products = jax.tree.map(jnp.vdot, gradient(params), away)
-        return sum(jax.tree.leaves(products))
-
-    moved = lambda size: jax.tree.map(lambda leaf, far: leaf + np.float32(size) * far, params, away)  # noqa: E731
-    above, below = jax.device_get((gradient(moved(1e-3)), gradient(moved(-1e-3))))
-    expected = jax.tree.map(lambda one, other: (one - other) / 2e-3, above, below)
-    difference = jax.tree.map(np.subtract, jax.device_get(product(params)), expected)
-    assert dot(difference, difference) < 1e-4 * dot(expected, expected)
-
-
 @pytest.mark.parametrize(
     ("changes", "length"),
-    [({}, 8), ({"attention": "fused"}, 8), ({"window": 3}, 8), ({"window": 3}, 300), ({"positions": "rotary"}, 1100)],
+    [
+        ({}, 8),
+        ({"attention": "fused"}, 8),
+        ({"window": 3, "global_every": 2}, 8),
+        ({"window": 3, "global_every": 2}, 300),
+        ({"positions": "rotary"}, 1100),
+    ],
 )
 def test_a_batch_of_no_rows_has_outputs_of_no_rows(changes, length):
     """As of a shard or a filter that left none; rows are short, long, and long in windows."""
@@ -82,19 +63,16 @@ def test_a_batch_of_no_rows_has_outputs_of_no_rows(changes, length):
     batch = random_batch(num_rows=1, row_length=length)._replace(mlm_positions=np.zeros((1, 2), np.int32))
     none = jax.tree.map(lambda leaf: leaf[:0], batch)
 
-    def outputs(params, batch, key):
-        encoded = encode(config, params, batch, key, layers=True, attentions=not changes)
-        return encoded._replace(word_table=None), forward(config, params, batch, HEADS["masked_lm"], key)
-
     def total(params, batch, key):
-        return outputs(params, batch, key)[0].hidden.sum()
+        encoded = encode(config, params, batch, key, layers=True, attentions=not changes)
+        logits = forward(config, params, batch, HEADS["masked_lm"], key)
+        return encoded.hidden.sum(), (encoded._replace(word_table=None), logits)
 
-    found, one = (jax.eval_shape(outputs, params, each, jax.random.key(0)) for each in (none, batch))
-    assert found[1].shape == (0, 2, 256) and found[0].hidden.shape == (0, length, 32)
-    sizes = [[leaf.size for leaf in jax.tree.leaves(each)] for each in (found, one)]
-    assert len(sizes[0]) == len(sizes[1]) and not any(sizes[0])
-    key = jax.random.key(0)
-    assert jax.tree.structure(jax.eval_shape(jax.grad(total), params, none, key)) == jax.tree.structure(params)
+    gradients, (encoded, logits) = jax.eval_shape(jax.grad(total, has_aux=True), params, none, jax.random.key(0))
+    assert logits.shape == (0, 2, 256) and encoded.hidden.shape == (0, length, 32)
+    assert encoded.layers.shape == (3, 0, length, 32) and (encoded.attentions is None) == bool(changes)
+    assert not any(leaf.size for leaf in jax.tree.leaves(encoded))
+    assert jax.tree.structure(gradients) == jax.tree.structure(params)
 
 
 def test_gradients_of_no_rows_are_zero():

@@ -100,26 +100,51 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("mesh", MESHES)
-def test_dropout_is_the_same_under_a_user_s_axes_of_any_name(bert, mesh, kind):
-    """Rows are divided over the first axis by `jax.jit`, on eight devices; the bits are those of a single one."""
+@pytest.fixture(scope="module")
+def dropped(bert):
+    """Returns rows of one text, a compiled encoder with dropout, and what it computes on one device."""
     batch, key = bert_jax.make_batch(bert, ["b c d"] * 8), root_key(3, "dropout")
-    encode = jax.jit(lambda params, batch: bert_jax.encode(bert.config, params, batch, key).hidden)
-    expected = encode(bert.params, batch)
-    assert np.abs(expected[0] - expected[1]).max() > 0.1  # rows of one text differ by their dropout
+    encode = jax.jit(lambda params, batch, key: bert_jax.encode(bert.config, params, batch, key).hidden)
+    expected = np.asarray(encode(bert.params, batch, key))
+    assert np.abs(expected[0] - expected[1]).max() > 0.1  # rows differ by their dropout
+    return batch, encode, expected
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kind"),
+    [
+        ("batch", AxisType.Auto),
+        ("data", AxisType.Explicit),
+        ("data, model", AxisType.Auto),
+        ("ours", AxisType.Explicit),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("data", AxisType.Auto),
+                ("batch", AxisType.Explicit),
+                ("data, model", AxisType.Explicit),
+                ("ours", AxisType.Auto),
+                ("like ours", AxisType.Auto),
+                ("like ours", AxisType.Explicit),
+            )
+        ),
+    ],
+)
+def test_dropout_is_the_same_under_a_user_s_axes_of_any_name(bert, dropped, mesh, kind):
+    """Rows are divided over the first axis by `jax.jit`, on eight devices; the bits are those of a single one."""
+    batch, encode, expected = dropped
     shape, axes = MESHES[mesh]
     with jax.set_mesh(jax.make_mesh(shape, axes, axis_types=(kind,) * len(axes))):
         rows = jax.device_put(batch, PartitionSpec(axes[0]))
         params = jax.device_put(bert.params, PartitionSpec())
-        np.testing.assert_allclose(encode(params, rows), expected, atol=1e-5)
+        np.testing.assert_allclose(encode(params, rows, root_key(3, "dropout")), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("axis", ["data", "batch"])
-def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, axis, checked):
+@pytest.mark.parametrize(("axis", "checked"), [("data", True), ("batch", False)])
+def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, dropped, axis, checked):
     """Every shard that is given one key draws the same, whatever the axis is called; folded in, each its own."""
-    batch, key = bert_jax.make_batch(bert, ["b c d"] * 8), root_key(3, "dropout")
+    batch, alone, _ = dropped
+    key = root_key(3, "dropout")
     one, params = jax.tree.map(lambda leaf: leaf[:1], batch), jax.device_get(bert.params)
 
     def encode(params, batch, key):
@@ -135,10 +160,10 @@ def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, axis, checked):
         np.asarray(jax.jit(jax.shard_map(function, mesh=mesh, **how))(params, batch, key))
         for function in (encode, folded)
     )
-    np.testing.assert_allclose(same, np.tile(jax.jit(encode)(params, one, key), (8, 1, 1)), atol=1e-5)
+    np.testing.assert_allclose(same, np.tile(alone(params, one, key), (8, 1, 1)), atol=1e-5)
     for number in (0, 5):
-        alone = jax.jit(encode)(params, one, jax.random.fold_in(key, number))
-        np.testing.assert_allclose(apart[number], alone[0], atol=1e-5)
+        expected = alone(params, one, jax.random.fold_in(key, number))
+        np.testing.assert_allclose(apart[number], expected[0], atol=1e-5)
 
 
 def test_other_bits_of_the_same_seed_are_refused():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, pretraining_params, random_batch, task_params, tiny_model
+from builders import CLS, MASK, SEP, drawn_params, pretraining_params, random_batch, task_params, tiny_model
 from stablehlo import stablehlo_products
 
 from bert_jax.batch import pad_rows
@@ -335,7 +335,7 @@ def test_positions_and_attention_of_packed_rows():
 def test_padding_may_be_longer_than_the_positions():
     """As beside a row of four choices, each of which fits: there is no position for the last tokens of padding."""
     model = tiny_model(max_positions=8)
-    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    params = drawn_params(model)
     ids = np.arange(5, 11)
     hidden = jax.jit(lambda params, batch: encode(model, params, batch).hidden)
     short, long = (hidden(params, pad_rows([ids, np.arange(5, 13)], size, num_sequences=4))[0, :6] for size in (8, 30))

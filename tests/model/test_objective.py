@@ -8,7 +8,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, make_dataset, random_batch, tiny_model, tiny_run
+from builders import CLS, MASK, SEP, drawn_params, make_dataset, random_batch, tiny_model, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
@@ -17,7 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.masking import mask_rows, next_tokens
-from bert_jax.model.objective import PretrainingObjective, init_params
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.model.objective import forward as forward_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, PretrainConfig, TeacherConfig, TrainConfig
@@ -47,7 +47,7 @@ def test_a_causal_model_sees_nothing_that_comes_later():
     later[:, position + 1 :] = 77  # everything after the position
     for causal in (True, False):
         model = tiny_model(causal=causal)
-        params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+        params = drawn_params(model)
         ours, theirs = (forward(model, params, batch._replace(token_ids=ids)) for ids in (batch.token_ids, later))
         difference = np.abs(ours.encoded.hidden - theirs.encoded.hidden).max(axis=(0, 2))
         assert (difference[: position + 1] == 0).all() == causal
@@ -56,7 +56,7 @@ def test_a_causal_model_sees_nothing_that_comes_later():
 
 def test_without_next_sentence_the_loss_is_that_of_the_tokens_alone():
     batch = random_batch(num_rows=4)
-    params = jax.jit(init_params, static_argnums=0)(tiny_model(), jax.random.key(0))
+    params = drawn_params(tiny_model())
     losses, denominators = {}, {}
     for next_sentence in (True, False):
         objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP), next_sentence)
@@ -134,7 +134,7 @@ MIXED = MaskingConfig(causal_rate=0.4)
 
 def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without():
     batch = random_batch(num_rows=16, row_length=32, num_sequences=2)
-    params = jax.jit(init_params, static_argnums=0)(tiny_model(), jax.random.key(0))
+    params = drawn_params(tiny_model())
     objectives = [PretrainingObjective(tiny_model(), masking, MASK, (CLS, SEP)) for masking in (MIXED, MaskingConfig())]
     mixed, masked = (jax.jit(objective.prepare)(batch) for objective in objectives)
     causal = np.array(mixed.causal)

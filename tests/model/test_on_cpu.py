@@ -5,9 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import drawn_params, tiny_model
 
-from bert_jax.model.objective import init_params
 from bert_jax.model.on_cpu import layer_name, product_over_rows, unstack
 
 
@@ -30,7 +29,7 @@ def test_a_product_is_the_float32_einsum_rounded_once(equation, left, right):
 
 def test_unstacked_layers_are_slices_with_kernels_in_the_compute_dtype():
     model = tiny_model(compute_dtype="bfloat16", num_layers=3)
-    encoder = jax.device_get(init_params(model, jax.random.key(0)))["encoder"]
+    encoder = drawn_params(model)["encoder"]
     separate = unstack(model, encoder)
     assert set(separate) == set(encoder) - {"layers"} | {layer_name(index) for index in range(3)}
     assert separate["embeddings"] is encoder["embeddings"]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import jax
 import pytest
 from builders import tiny_run
+from whole_runs import ONE_DEVICE, train
 
 from bert_jax.batch import RowShape
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import PretrainingObjective
-from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import left_open, model_of_run
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, PretrainConfig, TrainConfig
@@ -116,17 +116,29 @@ def test_a_batch_for_an_accelerator_is_divided_on_a_cpu(base):
 
 
 def test_a_run_keeps_what_it_chose(toy_data, tmp_path, monkeypatch):
-    """It began on a CPU; the device that resumes it would have chosen otherwise, and would refuse to go on."""
-    config = tiny_run(toy_data, train=TrainConfig(num_steps=2))
+    """It began on a CPU; the device that resumes it would have chosen otherwise, and would refuse to go on.
+
+    Both runs end before their first step.
+    """
+
+    class Began(Exception):
+        pass
+
+    def begin(*_):
+        raise Began
+
+    monkeypatch.setattr("bert_jax.training.train.init_state", begin)
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2))
     config = dataclasses.replace(config, model=left_open(config.model))
-    pretrain(config, tmp_path)
+    with pytest.raises(Began):
+        train(config, tmp_path)
     run = json.loads((tmp_path / "config.json").read_text())["run"]
     chosen = {name: run["model"][name] for name in ("compute_dtype", "attention", "remat")}
     assert chosen == {"compute_dtype": "float32", "attention": "plain", "remat": "none"}
     assert run["train"]["accumulate"] == 1
     monkeypatch.setattr(choices, "multiplies_faster_in_bfloat16", lambda _: True)
-    longer = dataclasses.replace(config, train=TrainConfig(num_steps=3))
-    assert pretrain(longer, tmp_path).step == 3
-    other = dataclasses.replace(longer.model, compute_dtype="bfloat16")
+    with pytest.raises(Began):
+        train(config, tmp_path)
+    other = dataclasses.replace(config.model, compute_dtype="bfloat16")
     with pytest.raises(InputError, match=r"another model.compute_dtype; .*--config.model.compute_dtype=float32"):
-        pretrain(dataclasses.replace(longer, model=other), tmp_path)
+        train(dataclasses.replace(config, model=other), tmp_path)

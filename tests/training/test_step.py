@@ -238,17 +238,14 @@ def with_dropout():
 def test_seeds_share_a_program_and_draw_their_own_dropout(with_dropout):
     """A sweep compiles once for all seeds. Each step draws its own too."""
     objective, program, first, step = with_dropout
-    steps = [
-        program.training(objective, OPTIMIZER, TrainConfig(num_steps=10, seed=seed), first) for seed in (0, 1, 2**32)
-    ]
-    texts = [each.lower(first, random_batch()).as_text() for each in (steps[0], steps[2])]
+    other = program.training(objective, OPTIMIZER, TrainConfig(num_steps=10, seed=2**32), first)
+    texts = [each.lower(first, random_batch()).as_text() for each in (step, other)]
     assert texts[0] == texts[1]
-    keys = [each.key for each in steps]
     losses = set()
-    for number, key in [(0, key) for key in keys] + [(1, keys[0])]:
+    for number, key in ((0, step.key), (0, other.key), (1, step.key)):
         state = jax.tree.map(jnp.copy, first)._replace(step=jnp.full_like(first.step, number))
         losses.add(float(step._one(state, random_batch(), key)[1]["loss"][0]))
-    assert len(losses) == 4
+    assert len(losses) == 3
 
 
 @pytest.mark.slow

@@ -4,14 +4,13 @@
 import contextlib
 import copy
 import dataclasses
-import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import make_dataset, make_pretrained, make_topics, tiny_run, topics_run
+from builders import drawn_like, make_pretrained, make_topics, tiny_run, topics_run
 from whole_runs import ONE_DEVICE
 
 from bert_jax import InputError, load_pretrained
@@ -81,9 +80,10 @@ def save_with_head(start, path, name, labels=(), num_outputs=1, **settings):
     """Saves a model as one of a task, with a random head; returns the path."""
     bert, config = load_pretrained(start), TaskConfig(name=name, **settings)
     head = make_task(config, labels).head
-    init = functools.partial(init_params, bert.config, head=head, num_outputs=len(labels) or num_outputs)
-    params = jax.jit(init)(jax.random.key(1))
-    params |= {name: jax.tree.map(lambda leaf: 10 * leaf, params[name]) for name in params if name != "encoder"}
+    shapes = jax.eval_shape(
+        lambda: init_params(bert.config, jax.random.key(0), head, num_outputs=len(labels) or num_outputs)
+    )
+    params = {part: drawn_like(shape, 0.1 if part == "encoder" else 3.0) for part, shape in shapes.items()}
     own = {"task": head.name, "labels": labels, "task_settings": to_dict(config)}
     save_pretrained(dataclasses.replace(bert, params=params, **own), path)
     return path
@@ -225,9 +225,10 @@ def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path)
     """On eight devices. A teacher pools in its own way."""
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
     wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
-    config = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     params = load_pretrained(start).params
-    (one,), (both,) = (taught_losses(config, teachers, params) for teachers in ([other], [other, wide]))
+    (one,) = taught_losses(vectors_run(pairs, start, mesh=ONE_DEVICE), [other], params)
+    divided = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    (both,) = taught_losses(divided, [other, wide], params)
     assert min(one, both, abs(one - both)) > 1e-3
 
 
@@ -296,9 +297,8 @@ def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name):
 def test_a_teacher_is_computed_in_the_dtype_of_its_student(pairs, start, tmp_path):
     # A student that is its teacher has nothing to learn.
     same, params = as_embeddings(start, tmp_path / "same"), load_pretrained(start).params
-    for model in ({}, {"compute_dtype": "bfloat16"}):
-        config = vectors_run(pairs, start, model=model, mesh=ONE_DEVICE)
-        assert abs(taught_losses(config, [same], params)[0]) < 1e-5  # in float32 it would be 1e-3 from bfloat16
+    config = vectors_run(pairs, start, model={"compute_dtype": "bfloat16"}, mesh=ONE_DEVICE)
+    assert abs(taught_losses(config, [same], params)[0]) < 1e-5  # in float32 it would be 1e-3 from bfloat16
 
 
 def test_a_run_takes_its_steps_with_a_teacher_of_the_same_probe_and_number_of_outputs(start, tmp_path):
@@ -314,12 +314,10 @@ def test_a_run_takes_its_steps_with_a_teacher_of_the_same_probe_and_number_of_ou
         finetune(told, tmp_path / "other", jax.devices()[:1])
 
 
-def test_masked_words_are_learnt_from_models_of_masked_words(start, tmp_path):
+def test_masked_words_are_learnt_from_models_of_masked_words(start, toy_data, tmp_path):
     """A model of vectors had taken its own head, whose vectors passed for logits."""
     bert = load_pretrained(start)
-    config = dataclasses.replace(
-        tiny_run(make_dataset(tmp_path)), teacher=TeacherConfig(str(tmp_path / "vectors"), weight=1.0)
-    )
+    config = dataclasses.replace(tiny_run(toy_data), teacher=TeacherConfig(str(tmp_path / "vectors"), weight=1.0))
     encoder = {"encoder": bert.params["encoder"]}
     save_pretrained(dataclasses.replace(bert, params=encoder, task="sentence_embedding"), tmp_path / "vectors")
     with pytest.raises(InputError, match="teaches sentence_embedding, and the student's task is masked_lm"):
@@ -332,8 +330,8 @@ def test_vectors_are_learnt_from_models_of_vectors(pairs, start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(tmp_path):
-    config = tiny_run(make_dataset(tmp_path), mesh=MeshConfig(data=1, fsdp=8))
+def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(toy_data, tmp_path):
+    config = tiny_run(toy_data, mesh=MeshConfig(data=1, fsdp=8))
     teacher = make_pretrained(tmp_path, hidden_size=36)
     with pytest.raises(
         InputError, match=r"teacher\.checkpoint .* model\.hidden_size 36 is not divisible by mesh\.fsdp 8"

@@ -3,7 +3,7 @@
 
 import jax
 import numpy as np
-from builders import tiny_model
+from builders import drawn_like, tiny_model
 from flax import linen as nn
 
 from bert_jax.batch import Row
@@ -24,7 +24,7 @@ class Largest(Head):
 
 def test_an_own_head_has_a_loss_and_gradients():
     head = Largest()
-    params = init_params(tiny_model(), jax.random.key(0), head, 3)
+    params = drawn_like(jax.eval_shape(lambda: init_params(tiny_model(), jax.random.key(0), head, 3)))
     assert set(params) == {"encoder", "largest"} and "pooler" not in params["encoder"]
     row = Row(0, np.arange(5, 9, dtype=np.int32), np.zeros(4, np.uint8), (4,), 2)
     batch = batch_of_rows([[row]], 6, 1, head)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import drawn_like, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.model.heads.probe import Probe, probed
@@ -16,7 +16,7 @@ from bert_jax.model.objective import forward, init_params
 from bert_jax.settings.finetuning import ProbeConfig
 
 MODEL = tiny_model(num_layers=5)
-LAYERS = jax.random.normal(jax.random.key(0), (6, 2, 7, 32))  # [num_layers + 1, B, L, H]
+LAYERS = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2, 7, 32)), jnp.float32)  # [num_layers + 1, B, L, H]
 INSIDE = jnp.asarray([[1] * 7, [1] * 4 + [0] * 3])
 
 
@@ -24,7 +24,7 @@ INSIDE = jnp.asarray([[1] * 7, [1] * 4 + [0] * 3])
 def make(features="last", kind="linear", pool=False):
     """Returns the probe as a compiled function (params, layers) -> outputs, and random parameters."""
     probe = Probe(MODEL, ProbeConfig(features=features, kind=kind, num_layers=2, hidden_size=6), 3, pool)
-    params = jax.jit(lambda key: probe.init(key, LAYERS, INSIDE, True))(jax.random.key(1))
+    params = drawn_like(jax.eval_shape(lambda: probe.init(jax.random.key(1), LAYERS, INSIDE, True)), 0.3)
     return jax.jit(lambda params, layers: probe.apply(params, layers, INSIDE, True)), params
 
 
@@ -74,7 +74,7 @@ def test_the_encoder_has_no_gradient():
 def test_an_encoder_that_is_trained_with_it_has_a_gradient():
     config = ProbeConfig(features="last", kind="bilstm", num_layers=1, hidden_size=6, train_encoder=True)
     probe = Probe(MODEL, config, 3, False)
-    params = jax.jit(lambda key: probe.init(key, LAYERS, INSIDE, True))(jax.random.key(1))
+    params = drawn_like(jax.eval_shape(lambda: probe.init(jax.random.key(1), LAYERS, INSIDE, True)), 0.3)
     total = lambda layers: jnp.sum(jnp.square(probe.apply(params, layers, INSIDE, True)[1, :4]))  # noqa: E731
     gradient = np.asarray(jax.jit(jax.grad(total))(LAYERS))
     assert np.any(gradient[5, 1, :4]) and not np.any(gradient[:5]) and not np.any(gradient[5, 1, 4:])
@@ -88,13 +88,14 @@ def test_spans_are_found_by_a_bilstm(train_encoder):
     row = np.arange(14, dtype=np.int32).reshape(2, 7)
     batch = Batch(row, row * 0, np.asarray(INSIDE), np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
     head = probed(SPANS, config)
-    params = jax.jit(functools.partial(init_params, model, head=head))(jax.random.key(0))
-    logits = jax.eval_shape(lambda params: forward(model, params, batch, head), params)
-    assert logits.shape == (2, 7, 2) and set(params) == {"encoder", "probe"}
+    params = drawn_like(jax.eval_shape(lambda: init_params(model, jax.random.key(0), head)), 0.3)
+    assert set(params) == {"encoder", "probe"}
 
     def loss(params, key):
-        return jnp.sum(jnp.square(forward(model, params, batch, head, key)))
+        logits = forward(model, params, batch, head, key)
+        return jnp.sum(jnp.square(logits)), logits
 
-    gradients = jax.jit(jax.grad(loss))(params, jax.random.key(1))
+    gradients, logits = jax.jit(jax.grad(loss, has_aux=True))(params, jax.random.key(1))
+    assert logits.shape == (2, 7, 2)
     gradient = gradients["encoder"]["layers"]["mlp"]["output"]["kernel"]
     assert np.any(gradient) == train_encoder
