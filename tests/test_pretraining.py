@@ -390,7 +390,7 @@ def test_the_password_of_a_url_is_in_no_file_and_no_line_of_a_run(toy_data, tmp_
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     with serving(toy_data.parent) as server:
         url = server.url.replace("://", "://me:let-me-in@") + f"/{toy_data.name}"
-        config = tiny_run(url, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1))  # type: ignore[arg-type]
+        config = tiny_run(url, mesh=ONE_DEVICE)  # type: ignore[arg-type]
         for _ in range(2):
             train(config, tmp_path / "run")
         said = capfd.readouterr()

@@ -14,6 +14,7 @@ from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.pretraining import PhaseStage, Pretraining
 from bert_jax.settings.pretraining import MeshConfig, Phase2Config, TrainConfig
+from bert_jax.training.optim import learning_rate_at
 from bert_jax.training.phases import open_corpora, resolve
 from bert_jax.training.program import Program
 from bert_jax.training.step import abstract_state
@@ -47,17 +48,17 @@ def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     settings = corpora.config.optimizer, corpora.config.train
     abstract = abstract_state(first.objective, *settings, mesh)
-    rates = []
-    for part in corpora.phases:
-        state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
-        state = state._replace(step=np.int32(first.phase.last_step))
-        batch = next(train_batches(part.dataset.train, 0, part.phase.config.data.batch_size, 0, mesh))
-        stage = PhaseStage(part, corpora, mesh, abstract)
-        step = Program(mesh).training(part.objective, stage.optimizer, stage.train, abstract, stage.schedule_start)
-        # Of the step no more than the rate is compiled.
-        rate = jax.jit(lambda state, batch, step=step: step(state, batch)[1]["learning_rate"][0])
-        rates.append(float(rate(state, batch)))
-    assert rates[0] == 0 < rates[1]  # the first phase's schedule has ended where the second's begins
+    stages = [PhaseStage(part, corpora, mesh, abstract) for part in corpora.phases]
+    rates = [learning_rate_at(each.optimizer, each.train.num_steps, each.schedule_start) for each in stages]
+    last = first.phase.last_step
+    assert rates[0](last) == 0 < rates[1](last)  # the first phase's schedule has ended where the second's begins
+    # Of the second phase's step no more than the rate is compiled.
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)._replace(step=np.int32(last))
+    batch = next(train_batches(second.dataset.train, 0, second.phase.config.data.batch_size, 0, mesh))
+    own = stages[1].optimizer, stages[1].train
+    step = Program(mesh).training(second.objective, *own, abstract, stages[1].schedule_start)
+    rate = jax.jit(lambda state, batch: step(state, batch)[1]["learning_rate"][0])
+    assert rate(state, batch) == pytest.approx(float(rates[1](last)))
 
 
 def test_a_model_carries_the_counts_of_its_data(toy_data):

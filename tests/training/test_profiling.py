@@ -61,7 +61,7 @@ def test_a_run_is_the_same_with_a_profile(finished, toy_data, tmp_path):
     # Nothing is evaluated or saved while it is profiled: each call of Python is an event, and those make a million.
     rare = {"eval": EvalConfig(every_steps=12), "checkpoint": CheckpointConfig(every_steps=12)}
     config = tiny_run(toy_data, mesh=ONE_DEVICE, **rare)
-    report = ReportConfig(every_steps=1, tensorboard=False, progress=False, profile_steps="4:6")
+    report = ReportConfig(every_steps=1, tensorboard=False, progress=False, profile_steps="4:5")
     profile = train(dataclasses.replace(config, report=report), tmp_path / "profile")
     assert_same_state(plain.state, profile.state)
     names = {path.suffixes[-1] for path in (tmp_path / "profile" / "profile").rglob("*") if path.is_file()}

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loss of the whole batch: devices and microbatches change nothing but rounding, and memory is a microbatch's."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import fresh_state, tiny_model
+from builders import drawn_params, fresh_state, tiny_model
 
 from bert_jax.batch import Row, pad_rows
 from bert_jax.batches.examples import choose_batching, train_batches
@@ -28,9 +30,9 @@ def test_a_loss_of_all_outputs_has_the_gradients_of_one_pass():
     loss_of = lambda outputs: (jnp.sum(jnp.tril(outputs[:, 0] @ outputs[:, 0].T)) ** 2, jnp.max(outputs))  # noqa: E731
     params, key = {"w": jnp.arange(1.0, 4.0)}, jax.random.key(0)
     whole = lambda params: loss_of(outputs_of(params, batch, key))  # noqa: E731
-    (loss, largest), gradients = jax.value_and_grad(whole, has_aux=True)(params)
+    (loss, largest), gradients = jax.jit(jax.value_and_grad(whole, has_aux=True))(params)
     for count in (1, 2, 4):
-        found = gradients_of_whole(outputs_of, loss_of, count, params, batch, key)
+        found = jax.jit(functools.partial(gradients_of_whole, outputs_of, loss_of, count))(params, batch, key)
         np.testing.assert_allclose(found[0], (loss, largest), rtol=1e-6)
         np.testing.assert_allclose(found[1]["w"], gradients["w"], rtol=1e-5)
 
@@ -59,7 +61,7 @@ def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2
     data = FinetuneDataConfig(source="x", batch_size=16, pack=pack, bucket=False)
     batching = choose_batching(ROWS, data, model, 8 * 16, pack, 10, apart=True)  # the same batches for all
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, name="adamw")
-    state = fresh_state(objective, optimizer, train, mesh)
+    state = fresh_state(objective, optimizer, train, mesh, drawn_params(model, "sentence_embedding"))
     step = Program(mesh).training(objective, optimizer, train, state)
     losses = []
     with jax.set_mesh(mesh):
