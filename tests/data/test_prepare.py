@@ -3,7 +3,6 @@
 
 import gzip
 import json
-import os
 import random
 import shutil
 import signal
@@ -152,11 +151,6 @@ def test_one_shard_is_what_the_reference_makes_of_the_same_documents(tmp_path, t
     assert sequences(tmp_path / "data") == expected
 
 
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path, prepared, text, vocab):
-    prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=5)  # and 2: see test_the_command
-    assert contents(tmp_path / "data") == contents(prepared)
-
-
 def test_pieces_and_compression_change_no_byte_of_a_shard(tmp_path, prepared, text, vocab, monkeypatch):
     folder = tmp_path / "zipped"
     folder.mkdir()
@@ -211,18 +205,6 @@ def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, mon
     assert all(path.stat().st_mtime_ns == time_of for path, time_of in written.items())
 
 
-def test_the_disk_is_waited_for_as_often_however_many_files_there_are(tmp_path, vocab, monkeypatch):
-    counts, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: counts.append(1) or fsync(descriptor))
-    waits = []
-    for num_files in (2, 30):
-        text = write_text(tmp_path / f"text{num_files}", num_files, 60 // num_files)
-        prepare.prepare(text, vocab, str(tmp_path / f"data{num_files}"), OPTIONS, num_workers=1)
-        waits.append(len(counts))
-        counts.clear()
-    assert waits[0] == waits[1] > 10
-
-
 def test_a_complete_data_set_is_left_alone(tmp_path, prepared, text, vocab, capsys):
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
     prepare.prepare(text, vocab, str(prepared), OPTIONS, num_workers=1)
@@ -256,12 +238,6 @@ def test_a_low_limit_of_open_files_is_enough(tmp_path, vocab):
         "prepare.PrepareOptions(max_seq_length=32, holdout_rate=0.1, shards=8), num_workers=1)"
     )
     subprocess.run([sys.executable, "-c", command], check=True, capture_output=True)
-    command = (
-        "import resource; from bert_jax.data import records; resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7)); "
-        f"records.open_dataset({str(tmp_path / 'data')!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert "raise the limit, for example with ulimit -n 65536" in done.stderr
     assert (
         sum(split["documents"] for split in records.open_dataset(tmp_path / "data").manifest["splits"].values()) == 150
     )
@@ -301,13 +277,6 @@ def test_large_splits_get_several_shards_that_share_the_documents(tmp_path, text
         rows = split.gather(np.arange(split.num_rows))
         assert rows["lengths"].sum() - 2 * len(rows) == counted["tokens"]  # no document lost, none twice
         assert len(np.unique(rows["numbers"])) == len(rows)
-
-
-def test_another_seed_holds_out_other_documents(tmp_path, prepared, text, vocab):
-    options = PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1, shards=3, seed=1)
-    prepare.prepare(text, vocab, str(tmp_path / "data"), options, num_workers=1)
-    ours, other = (records.open_dataset(path).manifest["splits"]["heldout"] for path in (prepared, tmp_path / "data"))
-    assert ours["tokens"] != other["tokens"] and ours["documents"] == other["documents"]
 
 
 @pytest.mark.parametrize("next_sentence", ["sop", "none"])
@@ -385,49 +354,35 @@ def test_negative_workers(tmp_path, text, vocab):
         prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=-1)
 
 
-def test_a_single_document_is_refused_with_the_reason(tmp_path, vocab):
-    (tmp_path / "text").write_text("bala bala.\nbalo balo.\n" * 50)
-    message = refusal(tmp_path / "text", vocab, tmp_path / "data")
-    assert "holds one document" in message and "blank lines" in message
-
-
-def test_a_single_document_will_do_without_pairs(tmp_path, vocab):
-    (tmp_path / "text").write_text("bala bala.\nbalo balo.\n" * 50)
-    options = {"next_sentence": "none"}
-    assert "1 different documents; to hold out 1" in refusal(tmp_path / "text", vocab, tmp_path / "d", **options)
-    alone = PrepareOptions(next_sentence="none", holdout_rate=0, max_seq_length=32)
-    prepare.prepare(str(tmp_path / "text"), vocab, str(tmp_path / "data"), alone, num_workers=1)
-    assert sequences(tmp_path / "data")
-
-
-def test_equal_documents_are_one(tmp_path, vocab):
-    (tmp_path / "text").write_text("bala bala.\nbalo balo.\n\n" * 20)
-    message = refusal(tmp_path / "text", vocab, tmp_path / "data")
-    assert "20 documents, all of the same text" in message and "add text" in message
-
-
-def test_too_few_documents_to_hold_out(tmp_path, vocab):
-    (tmp_path / "text").write_text("\n\n".join(f"{word} bala.\n{word} balo." for word in WORDS[:3]))
-    message = refusal(tmp_path / "text", vocab, tmp_path / "data")
-    assert "3 different documents; to hold out 2" in message and "--holdout_rate=0" in message
-    prepare.prepare(
-        str(tmp_path / "text"), vocab, str(tmp_path / "other"), PrepareOptions(holdout_rate=0), num_workers=1
-    )
-    dataset = records.open_dataset(tmp_path / "other")
-    assert dataset.train.num_rows > 0 and dataset.heldout.num_rows == 0
-
-
-def test_too_many_shards(tmp_path, vocab):
-    (tmp_path / "text").write_text("\n\n".join(f"{word} bala.\n{word} balo." for word in WORDS[:7]))
-    assert "use at most 3" in refusal(tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0, shards=4)
+def paragraphs(count: int) -> str:
+    """Returns documents of two sentences."""
+    return "\n\n".join(f"{word} bala.\n{word} balo." for word in WORDS[:count])
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"", "no document"), (b"\n\n", "no document"), (b"\x07\n\n\x07\n", "no document")]
+    ("content", "options", "problem"),
+    [
+        ("", {}, "no document"),
+        ("\x07\n\n\x07\n", {}, "no document"),
+        ("bala bala.\nbalo balo.\n" * 50, {}, "holds one document"),
+        ("bala bala.\nbalo balo.\n" * 50, {"next_sentence": "none"}, "1 different documents; to hold out 1"),
+        ("bala bala.\nbalo balo.\n\n" * 20, {}, "20 documents, all of the same text"),
+        (paragraphs(3), {}, "3 different documents; to hold out 2"),
+        (paragraphs(7), {"holdout_rate": 0, "shards": 4}, "use at most 3"),
+    ],
 )
-def test_text_without_a_token(tmp_path, vocab, content, reason):
-    (tmp_path / "text").write_bytes(content)
-    assert reason in refusal(tmp_path / "text", vocab, tmp_path / "data")
+def test_texts_that_cannot_be_divided(tmp_path, vocab, content, options, problem):
+    (tmp_path / "text").write_text(content)
+    assert problem in refusal(tmp_path / "text", vocab, tmp_path / "data", **options)
+
+
+def test_a_single_document_will_do_without_pairs_and_few_without_a_held_out_part(tmp_path, vocab):
+    for number, (text, options) in enumerate((("bala bala.\n" * 50, {"next_sentence": "none"}), (paragraphs(3), {}))):
+        (tmp_path / "text").write_text(text)
+        alone = PrepareOptions(holdout_rate=0, max_seq_length=32, **options)
+        prepare.prepare(str(tmp_path / "text"), vocab, str(tmp_path / f"data{number}"), alone, num_workers=1)
+        assert sequences(tmp_path / f"data{number}")
+        assert records.open_dataset(tmp_path / f"data{number}").heldout.num_rows == 0
 
 
 def test_other_options_or_text_in_the_same_directory(tmp_path, prepared, text, vocab):
