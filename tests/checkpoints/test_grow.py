@@ -7,21 +7,18 @@ import functools
 import jax
 import numpy as np
 import pytest
-from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_vocab
+from builders import growing_bert
 from commands import run_python
 
-from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax import InputError, load_pretrained
 from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.grow import grow
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
-from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.inference.features import encode_texts
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import forward, init_params
-from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer
@@ -170,41 +167,6 @@ def test_a_sentencepiece_vocabulary_is_refused_but_not_its_positions(bert):
     with pytest.raises(InputError, match="a vocabulary of sentencepiece cannot grow"):
         grow(other, NEW)
     assert grow(other, max_positions=20).config.max_positions == 20
-
-
-@pytest.mark.slow
-def test_the_command_and_a_warm_start_from_what_it_makes(tmp_path):
-    write_corpus(tmp_path / "text.txt")
-    write_vocab(tmp_path / "vocab.txt")
-    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
-    model = tiny_model(vocab_size=tokenizer.vocab_size, max_positions=32)
-    save_pretrained(Pretrained(model, init_params(model, jax.random.key(0)), tokenizer), tmp_path / "old")
-    (tmp_path / "words.txt").write_text("corona\n\nbanana\n")
-
-    def grow_model(*flags):
-        return run_python(["-m", "bert_jax.tools.grow_model", f"--output={tmp_path}/new", *flags])
-
-    flags = [f"--checkpoint={tmp_path}/old", f"--add_tokens={tmp_path}/words.txt", "--max_positions=64"]
-    done = grow_model(*flags)
-    assert done.returncode == 0, done.stderr
-    assert "169 tokens, 167 before; 64 positions, 32 before\n2 new words, of 1.0 pieces each before" in done.stdout
-    refused = grow_model(*flags)
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1) and "exists" in refused.stderr
-
-    options = PrepareOptions(max_seq_length=64, duplicates=1, holdout_rate=0.1)
-    prepare(str(tmp_path / "text.txt"), str(tmp_path / "new/tokenizer"), str(tmp_path / "data"), options, num_workers=1)
-    config = tiny_run(
-        tmp_path / "data",
-        init_checkpoint=str(tmp_path / "new"),
-        mesh=MeshConfig(data=1),
-        optimizer=OptimizerConfig(learning_rate=0.0, warmup_steps=0),
-        train=TrainConfig(num_steps=1),
-        eval=EvalConfig(every_steps=1),
-    )
-    result = pretrain(config, tmp_path / "run", jax.devices()[:1])
-    jax.tree.map(
-        np.testing.assert_array_equal, jax.device_get(result.state.params), load_pretrained(tmp_path / "new").params
-    )
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from builders import tiny_run
 
 from bert_jax.checkpoints.model_card import ABOUT, Records, gather_records, model_card
-from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
+from bert_jax.settings.pretraining import MaskingConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.training.about import record_of_run
@@ -74,23 +74,10 @@ def test_a_card_names_what_the_data_were_made_from(tmp_path):
     assert "made from" not in model_card(Records(MODEL, "pretraining", 1, about=about))
 
 
-def test_two_phases_and_their_data(tmp_path):
-    phase2 = Phase2Config(num_steps=6, path=str(tmp_path), batch_size=8, max_predictions=20)
-    run = to_dict(tiny_run(tmp_path, phase2=phase2))
-    about = record_of_run([("a", MANIFEST), ("b", MANIFEST)], "1")
-    card = model_card(Records(MODEL, "pretraining", 1, run=run, about=about))
-    assert rows(card)["phase2.num_steps"] == "6" and "## Data 1" in card and "## Data 2" in card
-
-
 def test_a_model_without_records_has_a_short_card():
     card = model_card(Records(MODEL, "encoder", 7))
     assert "## Training" not in card and "## Data" not in card and "pipeline_tag: feature-extraction" in card
     assert "licence" in card and "None" not in card
-
-
-def test_a_card_says_where_transformers_has_other_tokens():
-    said = rows(model_card(Records(MODEL, "encoder", 7)))["tokens in transformers"]
-    assert "ends in sigma" in said and "private use" in said
 
 
 def test_a_fine_tuned_model_has_its_scores():

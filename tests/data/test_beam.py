@@ -5,11 +5,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from bert_jax.data.sources.corpus import iterate_documents
 from tests.data.test_prepare import ENDINGS, WORDS, contents, write_text
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
@@ -103,14 +101,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, flags, options, re
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("place", [pytest.param("", marks=needs_beam), pytest.param("file://", marks=needs_beam)])
-def test_an_output_that_is_there_is_left_alone(tmp_path, flags, place):
-    (tmp_path / "mine").write_text("precious")
-    done = run_tool("prepare_beam", *flags, f"--output={place}{tmp_path}")
-    assert done.returncode == 1 and "exists" in done.stderr
-    assert [path.name for path in Path(tmp_path).iterdir()] == ["mine"]
-
-
 def test_without_beam_the_command_says_what_to_install(tmp_path):
     (tmp_path / "apache_beam.py").write_text("raise ImportError('no beam here')\n")
     program = "import runpy, sys; runpy.run_module('bert_jax.tools.prepare_beam', run_name='__main__')"
@@ -119,18 +109,3 @@ def test_without_beam_the_command_says_what_to_install(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: Apache Beam cannot be imported (no beam here); pip install")
-
-
-@pytest.mark.parametrize("column", [pytest.param(name, marks=needs_beam) for name in ("text", "body")])
-def test_a_pipeline_of_parquet_makes_the_same_bytes(tmp_path, flags, column):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    documents = ["\n".join(lines) for lines in iterate_documents(flags[0].removeprefix("--input="))]
-    for number in range(2):
-        table = pyarrow.table({column: documents[number::2], "id": range(len(documents[number::2]))})
-        parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
-    flags = [f"--input={tmp_path}/*.parquet", f"--text_column={column}", flags[1], *OPTIONS, "--shards=3"]
-    done = run_tool("prepare_corpus", *flags, f"--output={tmp_path}/one", "--workers=1")
-    assert done.returncode == 0, done.stderr
-    done = run_tool("prepare_beam", *flags, f"--output={tmp_path}/other", TWO_WORKERS)
-    assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "other") == contents(tmp_path / "one")

@@ -78,15 +78,6 @@ def test_a_held_out_passage_is_not_in_training(tmp_path, vocab, capsys):
     assert not shared  # but for short ones, which are there twice by chance
 
 
-def test_any_number_of_workers_holds_out_the_same_passages(tmp_path, vocab, capsys):
-    text = files_without_blank_lines(tmp_path / "text")
-    made = []
-    for num_workers in (1, 3):
-        said(capsys, text, vocab, tmp_path / f"{num_workers}", num_workers, holdout_rate=0.05, shards=5)
-        made.append({path.name: path.read_bytes() for path in (tmp_path / f"{num_workers}").glob("*.*")})
-    assert made[0] == made[1] and sum(name.startswith("train-") for name in made[0]) == 5
-
-
 def test_too_much_that_is_held_out_is_warned_of(tmp_path, vocab, capsys):
     text = [" ".join(sentences(random.Random(number), 40)) for number in range(8)]  # too short to be cut
     (tmp_path / "text").write_text("\n\n".join(text))

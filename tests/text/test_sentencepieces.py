@@ -8,14 +8,11 @@ import re
 import time
 from types import SimpleNamespace
 
-import mutations
 import numpy as np
 import pytest
 import sentencepiece
 
 from bert_jax import InputError, load_tokenizer
-from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.records import open_dataset, unpack_word_starts
 from bert_jax.text.sentencepieces import BLANK, LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -87,15 +84,6 @@ def test_no_words_is_one_line(lines):
 def test_a_coverage_that_the_library_does_not_take_is_refused():
     with pytest.raises(InputError, match=r"character_coverage 0\.5"):
         learn_sentencepieces(ENGLISH, 50, character_coverage=0.5)
-
-
-def test_learning_and_refusing_say_nothing_on_stderr(capfd):
-    learn_sentencepieces(ENGLISH, 80)
-    with pytest.raises(InputError):
-        learn_sentencepieces(ENGLISH, 8)
-    with pytest.raises(InputError):
-        SentencePieces(b"", lowercase=True)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_the_end_of_a_long_line_is_learnt_from():
@@ -323,23 +311,6 @@ def test_a_model_whose_pieces_end_with_blanks_is_refused(tmp_path, model_type, m
 # A data set
 
 
-def test_rows_of_a_data_set_know_where_words_begin(tmp_path, english):
-    (tmp_path / "text.txt").write_text(
-        "\n\n".join("\n".join(ENGLISH[start : start + 10]) for start in range(0, 300, 10))
-    )
-    english.save(tmp_path / "tokenizer")
-    options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1)
-    prepare(str(tmp_path / "text.txt"), str(tmp_path / "tokenizer"), str(tmp_path / "data"), options, num_workers=1)
-    dataset = open_dataset(str(tmp_path / "data"))
-    assert load_tokenizer(dataset.tokenizer_path).fingerprint == english.fingerprint
-    assert dataset.token_counts[english.unk_id] == 0 < dataset.token_counts.sum()
-    rows = dataset.train.gather(np.arange(dataset.train.num_rows))
-    starts = unpack_word_starts(rows["word_starts"], 32)
-    inside = np.arange(32) < rows["lengths"]
-    np.testing.assert_array_equal(starts, english.word_starts[rows["token_ids"]] & inside)
-    assert 0.1 < starts[inside].mean() < 0.9
-
-
 @pytest.fixture(scope="module")
 def small_model():
     """Returns the file of a model, and the place of its first piece that is not a special token."""
@@ -372,20 +343,6 @@ def test_a_score_that_is_not_finite_is_one_line(small_model, score):
     content, place = small_model
     place = content.index(b"\x15", place)  # field 2 of a piece, four bytes
     assert "has a score that is not finite" in refusal(content[: place + 1] + score + content[place + 5 :])
-
-
-def test_a_model_with_a_byte_flipped_is_a_model_or_one_line(small_model):
-    rng = random.Random(0)
-    for _ in range(300):
-        damaged = mutations.damaged_bytes(small_model[0][:1500], rng) + small_model[0][1500:]
-        mutations.outcome(lambda: use_model(damaged))  # noqa: B023 - called at once
-
-
-def use_model(content: bytes) -> None:
-    pieces = SentencePieces(content, lowercase=False)
-    ids, spans = pieces.encode_with_offsets("The town [MASK] 漢字 ran")
-    assert len(ids) == len(spans) and pieces.decode(ids) is not None
-    assert [pieces.begins_word(token) for token in pieces.vocab]
 
 
 def test_half_a_surrogate_pair_is_dropped(english):

@@ -188,11 +188,6 @@ def test_id_of(small):
         small.id_of("zebra")
 
 
-def test_encode_batch_is_encode_of_each(small):
-    texts = ["unwanted", "", "a, a"]
-    assert small.encode_batch(texts) == [small.encode(text) for text in texts]
-
-
 def test_forgetting_words_changes_no_token(small, monkeypatch):
     texts = ["unwanted, a", "running a, unwanted", "a a a", "unwanted want, running"]
     expected = small.encode_batch(texts)
@@ -316,11 +311,3 @@ def test_threads_share_a_tokenizer(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda each: tokenizer.encode_arrays(each)[0].tolist(), texts))
     assert found == [[index for text in each for index in tokenizer.encode(text)] for each in texts]
-
-
-@pytest.mark.parametrize("name", ["vocab.txt", "spiece.model"])
-def test_a_pointer_of_git_lfs_is_no_vocabulary(tmp_path, name):
-    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4\nsize 9\n")
-    for path in (tmp_path, tmp_path / name):
-        with pytest.raises(InputError, match=f"{name} is a pointer of Git LFS in place of the file; fetch it"):
-            load_tokenizer(path)

@@ -29,7 +29,7 @@ from bert_jax.inference.predict import fill_masks
 from bert_jax.text.bert_json import is_plain
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.tokenizer_json import DescribedPieces, learn_bytes
+from bert_jax.text.tokenizer_json import learn_bytes
 
 TEXT = "The  naïve jumpers\n aren't 1.5% (of Straße) 東京, \t<s> [SEP] 🙂."
 
@@ -324,13 +324,6 @@ def test_sizes_that_do_not_fit_are_named():
             learn_bytes(LINES, size)
     with pytest.raises(InputError, match="holds no words"):
         learn_bytes(["", " "], 300)
-
-
-def test_the_library_is_imported_when_it_is_used(repository):
-    code = "import sys, bert_jax.text.tokenizer; print('tokenizers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=repository)
-    assert done.stdout == "False\n", done.stderr
-    assert DescribedPieces.kind == "tokenizers"
 
 
 # With models

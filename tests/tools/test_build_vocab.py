@@ -115,42 +115,6 @@ def test_a_cased_vocabulary_with_unused_places(tmp_path, text):
     assert tokenizer.vocab[99:106] == ("[unused98]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused99]", "[unused100]")
 
 
-@pytest.mark.slow
-def test_another_vocabulary_is_not_overwritten_unasked(tmp_path, text):
-    flags = [f"--input={text}", f"--output={tmp_path}/v"]
-    assert build_vocab(*flags, "--vocab_size=100").returncode == 0
-    before = (tmp_path / "v" / "vocab.txt").read_bytes()
-    assert "it was there already" in build_vocab(*flags, "--vocab_size=100").stdout
-    assert "holds a different vocabulary" in failure(*flags, "--vocab_size=101")
-    assert (tmp_path / "v" / "vocab.txt").read_bytes() == before
-    assert build_vocab(*flags, "--vocab_size=101", "--overwrite").returncode == 0
-    assert load_tokenizer(tmp_path / "v").vocab_size == 101
-
-
-@pytest.mark.slow
-def test_the_size_that_the_refusal_names_works(tmp_path, text):
-    flags = [f"--input={text}", f"--output={tmp_path}/v"]
-    for asked in (20, 100_000):
-        message = failure(*flags, f"--vocab_size={asked}")
-        size = message.split("--vocab_size=")[1].split()[0]
-        assert build_vocab(*flags, f"--vocab_size={size}", "--overwrite").returncode == 0
-        assert load_tokenizer(tmp_path / "v").vocab_size == int(size)
-
-
-@pytest.mark.slow
-def test_input_that_cannot_be_read_is_one_line(tmp_path):
-    output = f"--output={tmp_path}/v"
-    assert "matches no file" in failure(f"--input={tmp_path}/none*.txt", output)
-    (tmp_path / "empty.txt").write_text("\n\n")
-    assert "empty.txt" in failure(f"--input={tmp_path}/empty.txt", output)
-    (tmp_path / "latin.txt").write_bytes("one\ncafé\n".encode("latin-1"))
-    message = failure(f"--input={tmp_path}/latin.txt", output)
-    assert "latin.txt" in message
-    assert "line 2" in message
-    assert "--output=DIRECTORY" in failure("--input=text.txt")
-    assert not (tmp_path / "v").exists()
-
-
 def test_help_needs_no_jax():
     result = build_vocab("--help")
     assert "--vocab_size" in result.stdout

@@ -14,7 +14,6 @@ from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
-from bert_jax.checkpoints import warm_start
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL
@@ -22,9 +21,8 @@ from bert_jax.errors import StoppedError
 from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.objective import PretrainingObjective, parts_of
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
+from bert_jax.settings.pretraining import MeshConfig, TrainConfig
 from bert_jax.storage.resolve import resolve
 
 
@@ -76,18 +74,6 @@ def test_a_model_that_computes_in_bfloat16_is_compared_in_float32(gradient_dtype
     assert differences(half, bert) == {"hidden": 0, "pooled": 0, "classifier": 0}
 
 
-@pytest.mark.slow
-def test_differences_are_seen(models):
-    bert = load_pretrained(models / "hf")
-    other = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation="gelu_exact"))
-    found = differences(bert, other)
-    assert 1e-6 < found["hidden"] < 1e-2 and found["classifier"] > 0
-    bare = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]})
-    assert np.isnan(differences(bert, bare)["classifier"]) and np.isnan(differences(bare, bert)["classifier"])
-    cased = dataclasses.replace(bert, tokenizer=make_tokenizer(203, lowercase=False))
-    assert differences(bert, cased)["hidden"] == np.inf or differences(bert, cased)["hidden"] > 1e-3
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -113,15 +99,6 @@ def test_what_is_no_model_is_one_clear_line(models, tmp_path, path, expected):
 def test_a_model_without_a_head_says_so_where_the_head_is_needed(models):
     with pytest.raises(InputError, match="no head that predicts words, its task being sequence_classification"):
         fill_masks(load_pretrained(models / "hf"), ["[MASK]"])
-
-
-@pytest.mark.slow
-def test_a_masked_lm_fills_masks_and_encodes_without_a_pooler(tmp_path):
-    save_hf(tmp_path / "m", tiny_model(), random_params(parts=("mlm",)), make_tokenizer(203), "masked_lm", ())
-    bert = load_pretrained(tmp_path / "m")
-    encodings = bert.encode(["abc", "a"])
-    assert encodings.pooled is None and encodings.hidden.shape == (2, 5, 32)
-    assert len(fill_masks(bert, ["a [MASK] b"], 3)[0][0]) == 3
 
 
 def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
@@ -229,21 +206,6 @@ def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, ca
 
 
 @pytest.mark.slow
-def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
-    bert = load_pretrained(models / "hf")
-    objective = PretrainingObjective(bert.config, MaskingConfig(), 4, (2, 3))
-    whole = warm_start.complete(bert, objective, seed=3)
-    assert parts_of(whole.params) == ("pooler", "mlm", "next_sentence")
-    assert whole.notes == (
-        "it has no mlm, which starts at random",
-        "it has no next_sentence, which starts at random",
-        "its classifier is not used",
-    )
-    jax.tree.map(np.testing.assert_array_equal, whole.params["encoder"], bert.params["encoder"])
-    assert np.abs(whole.params["mlm"]["transform"]["kernel"]).max() > 0
-
-
-@pytest.mark.slow
 def test_the_command_converts_and_verifies(repository, models, tmp_path):
     output = tmp_path / "out"
     flags = [f"--input={models / 'tf1'}", f"--output={output}", "--to=hf", "--verify"]
@@ -298,16 +260,6 @@ def test_half_the_space_on_request(repository, models, tmp_path):
         save_hf(tmp_path / "big", big.config, params, big.tokenizer, big.task, LABELS, dtype="float16")
 
 
-def test_damage_is_one_line_and_leaves_nothing_behind(repository, copies, tmp_path):
-    damaged = copies("hf")
-    (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:-9])
-    flags = [f"--input={damaged}", f"--output={tmp_path / 'out'}", "--to=bert_jax"]
-    status, stdout, stderr = command(repository, "convert_checkpoint", *flags)
-    assert (status, stdout, stderr.count("\n")) == (1, "", 1)
-    assert stderr.startswith(f"error: {damaged / 'model.safetensors'} is damaged or another kind of file")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", SAVERS)
 def test_show_params_is_the_same_for_every_format(repository, models, form):
@@ -320,30 +272,3 @@ def test_show_params_is_the_same_for_every_format(repository, models, form):
     assert table["classifier/kernel"] == f"{np.linalg.norm(params['classifier']['kernel'].astype(np.float64)):.6g}"
     assert len(table) == len(jax.tree.leaves(params))
     assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} numbers" in last
-
-
-def test_the_pretrained_type_stays_usable_with_three_fields(models):
-    bert = load_pretrained(models / "bert_jax")
-    assert Pretrained(bert.config, bert.params, bert.tokenizer).task == "pretraining"
-
-
-@pytest.mark.slow
-def test_verify_says_which_files_have_no_checksum(repository, models, tmp_path):
-    """A flipped bit of a tensor in Hugging Face's format is another number, and nothing tells; ours is sealed."""
-    damaged = shutil.copytree(models / "hf", tmp_path / "hf")
-    content = bytearray((damaged / "model.safetensors").read_bytes())
-    content[-3] ^= 1
-    (damaged / "model.safetensors").write_bytes(content)
-    flags = [f"--input={damaged}", f"--output={tmp_path / 'own'}", "--to=bert_jax", "--verify"]
-    status, _, stderr = command(repository, "convert_checkpoint", *flags)
-    assert status == 0, stderr
-    assert f"note: {damaged}: Hugging Face's files carry no checksum" in stderr
-    assert "the output is sealed by checksums from now on" in stderr
-    file = next(
-        path for path in (tmp_path / "own" / "params").rglob("*") if path.is_file() and path.stat().st_size > 99
-    )
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(InputError, match="has another checksum than when it was written"):
-        load_pretrained(tmp_path / "own")

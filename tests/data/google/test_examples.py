@@ -2,7 +2,6 @@
 """Google's pre-training examples: imported as they are or with their words put back, and trained on."""
 
 import itertools
-import json
 import os
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import google_files
 import jax
 import numpy as np
 import pytest
-from builders import tiny_model, tiny_run
+from builders import tiny_model
 from google_files import write_examples
 
 from bert_jax.batches.load import eval_batches, rows_to_batch, train_batches
@@ -22,7 +21,6 @@ from bert_jax.data.google.import_examples import import_examples
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import PretrainingObjective
-from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 from bert_jax.tokenizing import load_tokenizer
 
@@ -192,13 +190,6 @@ def test_a_run_that_was_stopped_goes_on(google_file, vocab, tmp_path, monkeypatc
     assert len(set(numbers.tolist())) == 105 and numbers[:2].tolist() == [0, 4] and numbers[50] == 2
 
 
-@pytest.mark.slow
-def test_any_number_of_processes_makes_the_same_data_set(google_file, vocab, tmp_path):
-    pattern = parts_of(google_file, tmp_path)
-    made = [import_examples(pattern, vocab, str(tmp_path / f"{n}"), num_workers=n) for n in (1, 2)]
-    assert made[0] == made[1]
-
-
 def refusal(*args, **options) -> str:
     """Returns the message with which an import fails: one line."""
     with pytest.raises(InputError) as caught:
@@ -322,16 +313,3 @@ def test_other_refusals(google_file, vocab, imported, tmp_path):
         google_file, vocab, str(imported["keep"]), masks="redraw"
     )
     assert "was begun with another heldout_input" in refusal(google_file, vocab, str(imported["keep"]))
-
-
-@pytest.mark.slow
-def test_training_on_googles_examples(imported, tmp_path):
-    """From the import to a model. What is kept does not depend on the settings of masking."""
-    losses = []
-    for masking in (MaskingConfig(max_predictions=10, seed=0), MaskingConfig(rate=0.3, seed=1)):
-        workdir = tmp_path / str(masking.seed)
-        pretrain(tiny_run(imported["keep"], masking=masking), workdir, jax.devices()[:1])
-        lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-        losses.append([(line["step"], line["mlm_loss"]) for line in lines if "mlm_loss" in line])
-        assert (workdir / "pretrained").is_dir()
-    assert losses[0] == losses[1] and len(losses[0]) >= 12

@@ -17,7 +17,7 @@ from builders import write_corpus, write_vocab
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from bert_jax.data import prepare, records
+from bert_jax.data import prepare
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus, formats, parquet
 from bert_jax.errors import NOT_UTF8, InputError
@@ -49,23 +49,6 @@ def read(path: str, piece_bytes: int = corpus.PIECE_BYTES) -> list[list[str]]:
 def test_a_row_is_a_document(tmp_path, kind, compression):
     path = write(tmp_path / "x", TEXTS, kind, compression=compression, row_group_size=7)  # the name says nothing
     assert list(corpus.iterate_documents(path)) == DOCUMENTS
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"use_dictionary": False},
-        {"data_page_version": "2.0", "write_page_checksum": True},
-        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
-        {"store_schema": False, "version": "1.0"},
-        {"data_page_size": 100, "dictionary_pagesize_limit": 200},
-    ],
-    ids=str,
-)
-def test_every_encoding_is_read(tmp_path, options):
-    table = pa.table({"text": TEXTS})
-    pq.write_table(table, tmp_path / "x.parquet", row_group_size=20, **options)
-    assert list(corpus.iterate_documents(str(tmp_path / "x.parquet"))) == DOCUMENTS
 
 
 def test_rows_without_text_are_left_out(tmp_path):
@@ -194,46 +177,10 @@ def test_what_is_no_parquet_is_said(tmp_path, content, problem):
     assert problem in fails(str(tmp_path / "x.parquet"))
 
 
-def test_a_file_that_was_cut_off_is_refused(tmp_path):
-    whole = Path(write(tmp_path / "whole", TEXTS)).read_bytes()
-    for size in (4, len(whole) // 2, len(whole) - 8, len(whole) - 1):
-        (tmp_path / "x.parquet").write_bytes(whole[:size])
-        assert ".parquet is damaged or" in fails(str(tmp_path / "x.parquet"))
-
-
-def test_a_flipped_bit_is_found_where_pages_have_checksums(tmp_path):
-    path = Path(write(tmp_path / "x.parquet", TEXTS, compression="none", write_page_checksum=True))
-    content = bytearray(path.read_bytes())
-    content[content.index(b"second 20")] ^= 1
-    path.write_bytes(content)
-    assert "could not verify page integrity" in fails(str(path)).lower().replace(str(path).lower(), "x.parquet")
-
-
 def test_a_file_without_rows_is_like_an_empty_one(tmp_path):
     path, other = write(tmp_path / "x.parquet", [], pa.string()), write(tmp_path / "y.parquet", TEXTS)
     assert corpus.plan_pieces(f"{path},{other}") == corpus.plan_pieces(other)
     assert "holds no document" in fails(path)
-
-
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
-    path = write(tmp_path / "x.parquet", TEXTS)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    error = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
-    monkeypatch.setattr("builtins.__import__", refusing(error))
-    assert fails(path) == (
-        f"{path}: reading Parquet needs the package pyarrow, which is not installed: pip install 'bert_jax[parquet]'"
-    )
-
-
-def refusing(error: ModuleNotFoundError):
-    before = __import__
-
-    def imported(name, *arguments, **options):
-        if name.partition(".")[0] == error.name:
-            raise error
-        return before(name, *arguments, **options)
-
-    return imported
 
 
 # Data sets
@@ -266,15 +213,6 @@ def test_a_data_set_of_parquet_is_that_of_the_text(tmp_path, text, monkeypatch):
     paths = f"{text}/datasets/org/name/*.parquet"
     assert len(corpus.plan_pieces(paths, text_column="content")) > 5
     assert made(text, tmp_path / "parquet", paths) == made(text, tmp_path / "text", f"{text}/text.txt")
-
-
-@pytest.mark.slow
-def test_any_number_of_processes_gives_the_same_bytes(tmp_path, text):
-    paths = f"{text}/datasets/org/name/*.parquet"
-    one, two = (made(text, tmp_path / str(workers), paths, workers=workers) for workers in (1, 2))
-    assert one == two and len(one) > 3
-    names = [(tmp_path / workers / records.MANIFEST).read_bytes() for workers in "12"]
-    assert names[0] == names[1]
 
 
 class Hub(DirFileSystem):

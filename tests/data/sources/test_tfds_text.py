@@ -95,12 +95,6 @@ def test_ranges_of_examples_are_the_whole(source):
     assert len(counts) == 3 and max(counts) >= len(whole)
 
 
-def test_it_stands_beside_other_inputs(tmp_path):
-    (tmp_path / "text").write_text("a one\n")
-    documents = list(corpus.iterate_documents(f"{tmp_path}/text,tfds:poems:test,tfds:letters"))
-    assert documents[0] == ["a one"] and len(documents) == 1 + 3 + 4
-
-
 def test_the_fingerprint_is_of_data_split_and_feature(tmp_path, data_dir, monkeypatch):
     sources = ["tfds:poems", "tfds:poems:test", "tfds:poems:train:comment", "tfds:letters"]
     fingerprints = [corpus.contents_of(source)[0][1] for source in sources]
@@ -161,15 +155,6 @@ def test_damaged_data_are_named(tmp_path, data_dir, monkeypatch):
         shard.write_bytes(shard.read_bytes()[:100])
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     assert "tfds:letters" in fails("tfds:letters")
-
-
-def test_an_import_of_tensorflow_that_fails_names_the_extra(monkeypatch):
-    def needs_tensorflow(*_args, **_options):
-        raise ImportError("No module named 'tensorflow'")
-
-    monkeypatch.setattr("tensorflow_datasets.core.read_only_builder.builder_from_files", needs_tensorflow)
-    with pytest.raises(InputError, match=r"^tfds:poems: TFDS needs TensorFlow .*; pip install 'bert_jax\[tf\]'$"):
-        tfds_text.examples_fingerprint("tfds:poems")
 
 
 def test_without_tfds_the_extra_is_named(monkeypatch):

@@ -48,35 +48,11 @@ def test_windows_and_labels(tokenizer):
     assert counts == {"windows without the answer": 3, "questions of several windows": 1}
 
 
-def test_each_token_has_its_most_context_in_one_window(tokenizer):
-    rows = rows_of(tokenizer, question(), training=False).rows
-    owners = np.zeros(30, int)
-    for number, row in enumerate(rows):
-        assert row.label is None and row.detail.first == 4
-        owners[4 * number : 4 * number + 10] += row.detail.is_max_context
-    assert np.all(owners == 1)
-    # A tie goes to the earlier window: token 6 has 3 tokens right of it in the first and 2 left in the second.
-    assert rows[0].detail.is_max_context.tolist() == [True] * 7 + [False] * 3
-
-
-def test_a_longer_window_is_a_little_better(tokenizer):
-    # Windows 0..299 and 250..349: token 275 has 24 before the end of the first, 25 from the start of the second.
-    settings = {"max_seq_length": 305, "doc_stride": 250}
-    rows = rows_of(tokenizer, question(" ".join(["w1"] * 350)), training=False, **settings).rows
-    assert [len(row.detail.offsets) for row in rows] == [300, 100]
-    assert rows[0].detail.is_max_context[275] and not rows[0].detail.is_max_context[276]
-
-
 def test_offsets_are_of_the_whole_context(tokenizer):
     rows = rows_of(tokenizer, question(), training=False).rows
     for row in rows:
         ids = row.token_ids[row.detail.first : -1]
         assert [CONTEXT[start:end] for start, end in row.detail.offsets] == tokenizer.tokens(ids)
-
-
-def test_a_stride_longer_than_a_window_leaves_nothing_out(tokenizer):
-    rows = rows_of(tokenizer, question(), training=False, doc_stride=100).rows
-    assert [len(row.detail.offsets) for row in rows] == [10, 10, 10]
 
 
 def test_long_questions_are_truncated(tokenizer):
