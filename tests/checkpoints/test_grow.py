@@ -141,13 +141,9 @@ def test_saved_and_loaded_it_is_the_same(bert, tmp_path):
     ("changes", "message"),
     [
         ({"words": ["ban"]}, r"'ban' is there already"),
-        ({"words": ["[MASK]"]}, r"is there already"),
         ({"words": ["corona", "corona"]}, "'corona' is there already"),
         ({"words": ["two words"]}, r"'two words' is \['two', 'words'\]"),
-        ({"words": ["x-ray"]}, r"is \['x', '-', 'ray'\]"),
         ({"words": ["Corona"]}, r"'Corona' is \['corona'\] to this tokenizer"),
-        ({"words": ["café"]}, r"is \['cafe'\]"),
-        ({"words": ["北京"]}, r"is \['北', '京'\]"),
         ({"words": [""]}, r"'' is \[\]"),
         ({"words": ["##virus"]}, "is a piece of a word"),
         ({"words": ["a" * 201]}, "has 201 characters"),

@@ -11,10 +11,7 @@ from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.model.parts import Dropout
 from bert_jax.settings.finetuning import (
-    EmbeddingConfig,
     FinetuneConfig,
-    FinetuneModelConfig,
-    FinetuneTrainConfig,
     ProbeConfig,
     SweepConfig,
     TaskConfig,
@@ -22,7 +19,6 @@ from bert_jax.settings.finetuning import (
 from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_type_ids, model_size
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
-    DataConfig,
     MaskingConfig,
     MeshConfig,
     OptimizerConfig,
@@ -102,23 +98,13 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
     [
         # one of each kind of bound that a field has
         (ModelConfig(activation="silu"), 'model.activation "silu" is not one of gelu_tanh, gelu_exact, relu'),
-        (ModelConfig(family="robreta"), 'model.family "robreta" is not one of bert, roberta'),
-        (TaskConfig(name="x", activation="silu"), "task.activation \"silu\" is not one of '', sigmoid"),
         (ModelConfig(window=-1), "model.window -1 is not from 0 to 16777216"),
-        (ModelConfig(hidden_size=10**300), r"model.hidden_size 10{50,}\.\.\. is not from 1 to 16777216"),
         (ModelConfig(num_layers=10**5000), "model.num_layers a number of thousands of digits is not from 1"),
         (ModelConfig(hidden_dropout_rate=0.999995), "model.hidden_dropout_rate 0.999995 is not from 0 to 0.9999"),
-        (FinetuneModelConfig(attention_dropout_rate=1.5), "model.attention_dropout_rate 1.5 is not from 0 to 0.9999"),
         (MaskingConfig(seed=2**63), "masking.seed 9223372036854775808 is not from 0 to 9223372036854775807"),
-        (DataConfig(path="p", batch_size=10**8), "data.batch_size 100000000 is not from 1 to 1048576"),
-        (DataConfig(path="p", window_mb=0.0), "data.window_mb 0.0 is not from 1e-37 to 1e[+]38"),
-        (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon NaN is not from 1e-37 to 1e[+]38"),
         (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm Infinity is not from 0 to 1e[+]38"),
         (MeshConfig(data=-2), "mesh.data -2 is not from -1"),
         (CheckpointConfig(keep_last=1), "checkpoint.keep_last 1 is not from 2"),
-        (FinetuneTrainConfig(num_epochs=1e30), "train.num_epochs 1e[+]30 is not from 1e-37 to 1e[+]06"),
-        (EmbeddingConfig(temperature=1e-60), "embedding.temperature 1e-60 is not from 1e-05"),
-        (TaskConfig(name="x", probe=ProbeConfig(num_layers=1000)), "probe.num_layers 1000 is not from 1 to 100"),
         (PrepareOptions(pack=65), "pack 65 is not from 0 to 64"),
         # rules of several settings
         (dataclasses.replace(ModelConfig(), num_heads=7), r"768 is not divisible by model.num_heads 7; use 763 or 770"),

@@ -13,18 +13,14 @@ ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\
     ("name", "content", "problem"),
     [
         ("a.csv", "sep=;\ntext;label\na;pos\n", "a.csv:1 is sep=;, which only Excel reads"),
-        ("a.csv", "sep=,\ntext,label\na,pos\n", "a.csv:1 is sep=, which only Excel reads"),
         ("a.tsv", "text\tlabel\rx\ty\rz\ty\n\n", "a.tsv has lines that end in CR alone"),
         ("a.tsv", "text,label\nx,y\n", "parted by ','; save the table with tabs, or as .csv with commas"),
-        ("a.tsv", "text;label\nx;y\n", "parted by ';'"),
         (
             "a.tsv",
             "text\tlabel\nx\ty\n".encode("utf-16"),
             "a.tsv is UTF-16, not UTF-8; convert it with iconv -f utf-16",
         ),
-        ("a.csv", "text,label\nx,y\n".encode("utf-16-le"), "a.csv is UTF-16LE, not UTF-8"),
         ("a.csv", ARROW_STREAM, "a.csv is Arrow, as save_to_disk of datasets writes it; write"),
-        ("a.tsv", b"ARROW1\0\0" + ARROW_STREAM, "a.tsv is Arrow, as save_to_disk of datasets writes it"),
         ("a.tsv", bytes(range(4)) + b"\x01\0\0\0\x00\0\0\0" * 40 + b"\xff", "a.tsv:1 is not UTF-8 (byte 0xff)"),
         (
             "a.tsv",

@@ -66,15 +66,12 @@ ROBERTAS |= {"add_prefix_space": False}
         (GENERAL, {}, "wordpiece", 1, 0),  # its types are 0 unless the files name types
         (GENERAL | TYPES, {}, "wordpiece", 1, 1),
         ({}, {}, "wordpiece", 1, 1),  # a BERT without a class is BertTokenizer's
-        ({"model_input_names": ["input_ids", "attention_mask"]}, {}, "wordpiece", 1, 0),
         (GENERAL | TYPES, {"post_processor": ROBERTAS}, "tokenizers", 2, 0),
         (GENERAL | TYPES, {"post_processor": ROBERTAS | {"type": "BertProcessing"}}, "wordpiece", 1, 1),
-        ({"tokenizer_class": "BertTokenizerFast"}, {"post_processor": ROBERTAS}, "wordpiece", 1, 1),
         ({"tokenizer_class": "DistilBertTokenizer"}, {"post_processor": None}, "wordpiece", 1, 0),
         (GENERAL | {"extra_special_tokens": ["<e1>"]}, {}, "tokenizers", 1, 0),
         ({"additional_special_tokens": ["<e1>"]}, {}, "tokenizers", 1, 1),
         ({"added_tokens_decoder": {"1500": {"content": "<e1>"}}}, {}, "tokenizers", 1, 1),
-        ({"image_token": "<e1>"}, {}, "tokenizers", 1, 1),
     ],
 )
 def test_rows_and_added_tokens_are_those_of_transformers(

@@ -44,18 +44,12 @@ def change(path, **values):
     ("file", "values", "problem"),
     [
         ("tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"}, "and RobertaTokenizer"),
-        ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer builds parts of tok"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "has a tokenizer of BertJapaneseTok"),
-        ("tokenizer_config.json", {"word_tokenizer_type": "mecab"}, "has a tokenizer of BertJapaneseTokenizer, which"),
         ("tokenizer_config.json", {"added_tokens_decoder": []}, "is damaged or another kind of file"),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {}}}, "is damaged or another kind of file"),
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize is false, BERT's is true"),
         ("tokenizer_config.json", {"strip_accents": "no"}, 'strip_accents is "no"; make it true or false'),
-        ("tokenizer.json", {"model": []}, "is damaged or another kind of file"),
         ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"a": 7}}, "added_tokens": []}, "disagree about"),
         ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, and tra'),
-        ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, 'token "<new>" has the id 1000000'),
-        ("tokenizer.json", {"added_tokens": [ADDED | {"content": "word", "id": 10**6}]}, '"word" has the id 1000000'),
     ],
 )
 def test_what_is_not_berts_is_refused(repository, tmp_path, file, values, problem):

@@ -39,9 +39,7 @@ def start(command: list[str], folder: Path, **changes: str) -> tuple[int, str, s
             "max_grad_norm",
             "; there are checkpoint, data, eval, init_checkpoint, masking, mesh, model,",
         ),
-        ("train.py", "learning_rat", "(did you mean --config.optimizer.learning_rate?); there are checkpoint, data"),
         ("train.py", "model.hidden_siz", "(did you mean --config.model.hidden_size?); there are model.activation"),
-        ("train.py", "modle.hidden_size", "(did you mean --config.model.hidden_size?); there are checkpoint, data"),
         ("finetune.py", "epochs", "(did you mean --config.train.num_epochs?); there are checkpoint, data"),
     ],
 )
@@ -57,9 +55,7 @@ def test_an_unknown_setting_gets_a_suggestion(repository, tmp_path, script, sett
     ("recipe", "problem"),
     [
         ("def get_config(:", "line 1: SyntaxError: invalid syntax"),
-        ("\0", "line 1: SyntaxError: source code string cannot contain null bytes"),
         ("\nimport nowhere", "line 2: ModuleNotFoundError: No module named 'nowhere'; correct it"),
-        ("def get_config():\n    return nothing", "line 2: NameError: name 'nothing' is not defined"),
         (
             "def get_config():\n    return {'data': {}}",
             "get_config of the recipe returned dict {'data': {}}, not a",
@@ -87,24 +83,15 @@ def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path
             ["--config=demo", "--config.train.num_steps=1e6"],
             "num_steps=1e6 is of another type; use a whole number; --help",
         ),
-        (
-            ["--config=demo", "--config.data.verify=maybe"],
-            "data.verify=maybe is of another type; use True or False; --",
-        ),
         (["--config=demo", "--join_seconds=a: b"], "flag --join_seconds=a: b is of another type; use a whole number"),
-        (["--config=demo", "--config.optimizer.beta1=0,9"], "beta1=0,9 is of another type; use a number; --help lists"),
         (["--config=demo:x"], "takes 0 positional arguments but 1 was given; what follows the colon of"),
         (["--config=MINE"], "missing 1 required positional argument: 'size'; what follows the colon of"),
         (["--config=finetune:sst2", "--config.data.path=x"], "is a recipe of fine-tuning; give it to finetune"),
-        (["--config=demo", "--data.path=x"], "--data.path is not a setting (did you mean --config.data.path?)"),
         (
             ["--config=demo", "--conifg.data.path=x"],
             "--conifg.data.path is not a setting (did you mean --config.data.path",
         ),
-        (["--config=demo", "--noconfig.train.num_steps"], "num_steps=false is of another type; use a whole number"),
         (["--config=demo", "--config.train.num_steps"], "num_steps=None is of another type; use a whole number"),
-        (["--config=demo", "--config.train=3"], "--config.train is not a setting (did you mean --config.train."),
-        (["--config=demo", "--config.data.path=~/data"], "write --config.data.path=$HOME/... instead"),
         (["--config=demo", "--config.data.path=x", "--workdir=~me/run"], "write --workdir=$HOME/... instead"),
     ],
 )
@@ -125,12 +112,7 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
             "--output=file:///x is of this machine; write the path alone, /x",
         ),
         (["convert_checkpoint", "--input=", "--output=x"], "error: --input is empty, and it is needed: The model to"),
-        (["grow_model", "--checkpoint=x", "--output="], "error: --output is empty, and it is needed: Directory to"),
         (["convert_checkpoint", "--input=x"], "error: --output is needed: Directory to create; it must not exist."),
-        (
-            ["plan", "--config=pretrain:tiny", "--topology=h100:8", "--row_length=-1"],
-            "error: row_length -1 is not in 8..65535; 128 and 512 are usual",
-        ),
         (
             ["plan", "--config=finetune:sst2", "--topology=v5e:4x4", "--rows_per_chip=8"],
             "are of pre-training; leave them out",

@@ -126,16 +126,10 @@ def change_json(path, change):
             r"Expected `object`, got `int` - at `\$.model`",
         ),
         ("config.json", lambda about: about | {"task": "sorting"}, "is damaged: file config.json has"),
-        ("config.json", lambda about: about | {"labels": 3}, r"Expected `array`, got `int` - at `\$.labels`"),
         (
             "checksums.json",
             lambda sealed: sealed | {"arrays": [1]},
             r"is damaged: checksums.json: Expected `object`, got `array` - at `\$.arrays`",
-        ),
-        (
-            "checksums.json",
-            lambda sealed: sealed | {"files": {"config.json": 5}},
-            r"checksums.json: Expected `object`, got `int` - at `\$.files",
         ),
         ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),
     ],

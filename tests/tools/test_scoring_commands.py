@@ -82,9 +82,6 @@ def test_a_model_trained_in_bfloat16_is_computed_in_float32(repository, tmp_path
     [
         ("score_sentences", [], "--checkpoint is needed"),
         ("score_sentences", ["--checkpoint=x", "--output=docs"], "output docs is a directory; name a file"),
-        ("evaluate", ["--checkpoint=x", "--input=y", "--output=docs"], "output docs is a directory; name a file"),
-        ("predict", ["--checkpoint=x", "--output=docs"], "output docs is a directory; name a file"),
-        ("score_sentences", ["--checkpoint=x", "--limit=3"], "give --pairs=FILE too"),
         ("evaluate", ["--checkpoint=x"], "give --data, a prepared data set, or --input"),
         ("evaluate", ["--checkpoint=x", "--data=y", "--max_seq_length=9"], "--max_seq_length has no effect"),
         ("evaluate", ["--checkpoint=x", "--input=y", "--split=train"], "--split has no effect with --input"),

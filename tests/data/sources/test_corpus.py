@@ -127,11 +127,11 @@ def test_fingerprint_is_of_the_contents(tmp_path):
     ("given", "names"),
     [
         ("/data/text/*.txt.gz, wiki.txt,other/wiki.txt", ["*.txt.gz", "wiki.txt"]),
-        ("text/**/*.zst,text/", ["*.zst", "text"]),
+
         ("gs://bucket/text/*.gz,hf://datasets/ORG/NAME/*.parquet", ["gs://bucket/text/*.gz", "hf://datasets/ORG/NAME/*.parquet"]),
-        ("gs://bucket/text?.gz", ["gs://bucket/text?.gz"]),
+
         ("https://me:secret@host/a.txt?token=secret", ["https://host/a.txt"]),
-        ("file:///data/a.txt", ["a.txt"]),
+
         ("a.txt,tfds:wikipedia/20230601.en:1.0.0", ["a.txt", "tfds:wikipedia/20230601.en:1.0.0"]),
         ("text/\udcff.txt", ["?.txt"]),
     ],

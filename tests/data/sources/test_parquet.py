@@ -42,10 +42,10 @@ def read(path: str, piece_bytes: int = corpus.PIECE_BYTES) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())],
+    [pa.string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())],
     ids=str,
 )
-@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_row_is_a_document(tmp_path, kind, compression):
     path = write(tmp_path / "x", TEXTS, kind, compression=compression, row_group_size=7)  # the name says nothing
     assert list(corpus.iterate_documents(path)) == DOCUMENTS
@@ -166,8 +166,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     ("content", "problem"),
     [
         (b"", 'x.parquet begins with "", not with PAR1'),
-        (b"version https://git-lfs.github.com/spec/v1\n", 'begins with "vers", not with PAR1'),
-        (b"PARE" + bytes(20), 'begins with "PARE", not with PAR1'),
         (b"PAR1", "x.parquet is damaged or"),
         (b"PAR1" + bytes(40) + b"PAR1", "x.parquet is damaged or"),
     ],
@@ -266,12 +264,6 @@ def test_the_commands_take_parquet(tmp_path, text):
         ({"text": ["a" * 100_000] * 3}, {"use_dictionary": False}, True),  # a page that is large once decompressed
         ({"text": ["a"], "ids": pa.array([[1] * 60_000], pa.list_(pa.int32()))}, {}, True),  # a run of numbers
         ({"text": ["b c " * 200] * 1000}, {}, False),  # a text of a dictionary in each row
-        ({"text": pa.array(["b c " * 200] * 1000).dictionary_encode()}, {}, False),
-        (
-            {"text": ["b c " * 200] * 1000},
-            {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
-            False,
-        ),
         ({"text": ["a"] * 5000}, {}, False),  # rows of nearly nothing
     ],
 )

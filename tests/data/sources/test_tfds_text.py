@@ -121,14 +121,11 @@ def test_no_tensorflow_is_imported():
     ("source", "problem"),
     [
         ("tfds:peoms", "peoms is not prepared in {dir}"),
-        ("tfds:poems:1.0.0", "poems:1.0.0 is not prepared in {dir}"),
-        ("tfds:lm1b", "tfds:lm1b is not prepared in {dir}; set TFDS_DATA_DIR to where it is, or prepare it once"),
         (
             "tfds:wikipedia/20230601.en",
             "'tfds build wikipedia/20230601.en --file_format=array_record', which needs",
         ),
         ("tfds:poems:trian", "has no split 'trian'; it has train, test"),
-        ("tfds:poems:train[5%]", "has no split 'train[5%]'"),
         ("tfds:poems:train[5", "is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]"),
         ("tfds:poems:train:number", "has no text 'number'"),
         ("tfds:pairs", "answer, question; choose one"),
@@ -137,12 +134,8 @@ def test_no_tensorflow_is_imported():
             "tfds:sequential",
             "is prepared as tfrecord, which has no random access; prepare it again with 'tfds build seq",
         ),
-        ("tfds:sequential", "bert_jax[tf]"),
         ("tfds:latin", "example 0: 'text' is not UTF-8 (byte 0xe9)"),
         ("tfds:poems:train[:0]", "holds no document"),
-        ("tfds:", "is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]"),
-        ("tfds:poems:train:text:more", "is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]"),
-        ("tfds:huggingface:poems/a/b", "is not prepared in"),
     ],
 )
 def test_what_is_wrong_is_said(source, problem, data_dir):

@@ -150,13 +150,9 @@ def test_questions_to_predict_on():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"x.json:1 is not JSON \(Expecting value"),
         ('{"data": [\n{"paragraphs": [', r"x.json:2 is not JSON"),
-        ("[1]", r"x.json is \[1\], not an object"),
         ("{}", r"x.json has no 'data', a list"),
-        ('{"data": 3}', r"x.json: 'data' is 3, not a list; correct it"),
         ("[" * 100_000, r"x.json:1 is not JSON \(maximum recursion"),
-        ('{"data": ' + "9" * 5000 + "}", r"x.json:1 is not JSON \(Exceeds the limit"),
     ],
 )
 def test_what_is_no_squad_file(tmp_path, text, message):
@@ -184,18 +180,12 @@ QUESTION = ("data", 1, "paragraphs", 0, "qas", 1)
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("data", 1), None, r"data\[1\] is null, not an object"),
         (("data", 1, "paragraphs", 0, "context"), None, r"data\[1\], paragraphs\[0\]: 'context' is null, not a text"),
-        (("data", 1, "paragraphs", 0, "context"), "a\ud800", "half of a character"),
-        (("data", 1, "paragraphs", 0, "qas"), {}, r"'qas' is {}, not a list"),
-        (QUESTION, "x", r"data\[1\], paragraphs\[0\], qas\[1\] is \"x\", not an object"),
         ((*QUESTION, "question"), 5, r"qas\[1\]: 'question' is 5, not a text"),
         ((*QUESTION, "id"), [], r"'id' is \[\], not a text"),
         ((*QUESTION, "id"), "0-0", "two questions have the id '0-0'"),
-        ((*QUESTION, "answers"), "Rome", "'answers' is \"Rome\", not a list"),
         ((*QUESTION, "answers", 0, "text"), None, r"qas\[1\], answers\[0\]: 'text' is null, not a text"),
         ((*QUESTION, "answers", 0, "answer_start"), "19", "'answer_start' is \"19\", not a whole number"),
-        ((*QUESTION, "answers", 0, "answer_start"), True, "'answer_start' is true, not a whole number"),
         ((*QUESTION, "is_impossible"), "no", "'is_impossible' is \"no\", not true or false"),
     ],
 )
