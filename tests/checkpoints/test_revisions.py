@@ -175,11 +175,3 @@ def test_a_data_set_of_an_older_version_has_no_words(toy_data, tmp_path):
     with pytest.raises(InputError, match="does not say how many words its text has"):
         train(dataclasses.replace(config, checkpoint=CheckpointConfig(keep_words="9")), tmp_path / "run")
     assert train(config, tmp_path / "run").step == 12
-
-
-def test_no_revision_is_kept_unless_asked_for(toy_data, tmp_path):
-    config = dataclasses.replace(tiny_run(toy_data, mesh=ONE_DEVICE), checkpoint=CheckpointConfig())
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=1))
-    result = train(config, tmp_path / "run")
-    assert not (tmp_path / "run" / "revisions").exists()
-    assert isinstance(result.seen["tokens"], int) and result.seen["words"] < result.seen["tokens"]

@@ -152,14 +152,6 @@ def test_any_prompt_can_be_chosen(directory):
         sentence_embeddings(bert, TEXTS, kind="other")
 
 
-def test_numbers_of_a_layer_that_are_none_are_said(directory):
-    kernel = np.full((8, 32), np.nan, np.float32)
-    arrays = {"linear.weight": kernel, "linear.bias": np.full(8, 1e300)}
-    save_file(arrays, directory / "2_Dense" / "model.safetensors")
-    (note,) = load_pretrained(directory).notes
-    assert "2_Dense/model.safetensors: projection/bias, projection/kernel hold NaN or numbers beyond float32" in note
-
-
 @pytest.mark.parametrize(
     ("file", "values", "problem"),
     [
@@ -267,16 +259,6 @@ def test_a_pipe_among_the_files_does_not_hang(directory, name):
     (directory / name).symlink_to("/dev/zero")
     with pytest.raises(InputError, match=f"{name} is not a file, but a directory, a pipe or a device"):
         load_pretrained(directory)
-
-
-@pytest.mark.parametrize("kind", ["StaticEmbedding", "Router", "CLIPModel"])
-def test_modules_without_a_model_at_the_root_are_named(tmp_path, kind):
-    """As version 6 writes them: there is no config.json, and of some no tensors either."""
-    if kind == "StaticEmbedding":
-        save_file({"embedding.weight": np.ones((5, 4), np.float32)}, tmp_path / "model.safetensors")
-    (tmp_path / MODULES).write_text(json.dumps([{"type": f"sentence_transformers.base.modules.x.{kind}", "path": ""}]))
-    with pytest.raises(InputError, match=r"config\.json does not exist"):
-        load_pretrained(tmp_path)
 
 
 def test_a_reranker_is_the_classifier_that_it_is(tmp_path):

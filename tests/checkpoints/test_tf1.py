@@ -175,14 +175,6 @@ def test_every_name_of_a_released_model_is_one_of_ours(chinese):
     assert sorted(read) == sorted(shapes)
 
 
-def test_the_released_index_alone_is_refused(chinese, shared_data, tmp_path):
-    for path in chinese.iterdir():
-        shutil.copy(path, tmp_path)
-    assert "vocab.txt does not exist" in refusal(tmp_path)
-    shutil.copy(shared_data / "vocab" / "bert-base-chinese-vocab.txt", tmp_path / "vocab.txt")
-    assert "bert_model.ckpt.data-00000-of-00001 does not exist" in refusal(tmp_path)
-
-
 # What earlier versions wrote
 
 
@@ -300,11 +292,6 @@ def test_casing_by_the_options_and_by_capitals(saved, tmp_path):
     assert not load_tf1(saved).tokenizer.lowercase
 
 
-def test_the_chinese_vocabulary_is_of_lower_case(shared_data, tmp_path):
-    """Its <S> and <T> are not words."""
-    assert load_tokenizer(shared_data / "vocab" / "bert-base-chinese-vocab.txt").lowercase
-
-
 # The configuration
 
 
@@ -350,21 +337,17 @@ def test_configurations_that_do_not_fit(saved, changes, problem):
 
 
 def test_missing_and_damaged_files_are_named(saved):
-    prefix = saved / "bert_model.ckpt"
-    content = data_path(prefix).read_bytes()
+    data = data_path(saved / "bert_model.ckpt")
+    content = data.read_bytes()
     changed = bytearray(content)
     changed[len(content) // 2] ^= 1
-    data_path(prefix).write_bytes(changed)
+    data.write_bytes(changed)
     assert "(tensor bert/encoder/layer_0/intermediate/dense/kernel has another checksum)" in refusal(saved)
-    data_path(prefix).write_bytes(content[:-1])
-    assert "copy it again" in refusal(saved)
-    data_path(prefix).write_bytes(content)
+    data.write_bytes(content)
     (saved / "vocab.txt").rename(saved / "vocab")
     assert "holds no vocab.txt" in refusal(saved)
     (saved / "vocab").rename(saved / "vocab.txt")
     (saved / "bert_config.json").write_text("[]")
     assert "another kind of file" in refusal(saved)
-    (saved / "bert_config.json").write_text("{")
-    assert "damaged or another kind of file" in refusal(saved)
     (saved / "bert_config.json").unlink()
     assert "bert_config.json does not exist" in refusal(saved)

@@ -424,12 +424,6 @@ def test_the_command(tmp_path, prepared, text, vocab):
     assert "documents" in done.stderr and "MB/s" in done.stderr
 
 
-def test_the_command_fails_in_one_line(tmp_path, vocab):
-    done = run_tool(f"--input={tmp_path}/none*", f"--tokenizer={vocab}", f"--output={tmp_path}/data")
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("error: input") and done.stderr.count("\n") == 1
-
-
 def test_preparing_imports_no_jax():
     program = "import sys, bert_jax.tools.prepare_corpus; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

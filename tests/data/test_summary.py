@@ -126,13 +126,3 @@ def test_text_that_is_in_no_row_is_counted_and_warned_of(tmp_path, vocab, capsys
         capsys, tmp_path / "text", vocab, tmp_path / "all", holdout_rate=0.1, next_sentence="none"
     )
     assert manifest["splits"]["train"]["dropped_share"] == 0 and not warnings
-
-
-def test_lines_that_could_not_be_split_are_counted(tmp_path, vocab, capsys, monkeypatch):
-    monkeypatch.setattr(pieces, "split_lines", lambda lines, language: (lines, sum("Bala" in line for line in lines)))
-    documents = ["\n".join(sentences(random.Random(number), 12)) for number in range(60)]
-    (tmp_path / "text").write_text("\n\n".join(documents))
-    count = "\n".join(documents).count("Bala")
-    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
-    assert manifest["lines_not_split"] == count > 0
-    assert warnings == [f"warning: the sentence splitter failed at {count} lines; each of them is one sentence"]

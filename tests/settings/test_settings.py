@@ -29,11 +29,6 @@ from bert_jax.settings.relatives import BLOCKS, Block
 from bert_jax.settings.rules import Affects, affecting, changed_keys, from_dict, is_among, to_dict
 
 
-def test_dict_and_back_is_the_same():
-    config = PretrainConfig(model=model_size("mini"))
-    assert from_dict(PretrainConfig, to_dict(config)) == config
-
-
 def test_google_sizes():
     assert (model_size("large").num_layers, model_size("large").num_heads) == (24, 16)
     assert model_size("tiny") == model_size("L2_H128")
@@ -206,13 +201,6 @@ def test_settings_affect_what_is_known(kind):
     assert len(names) == len(set(names)) and set(affecting(kind, *known)) == set(names)
     flat = changed_keys(to_dict(kind()), {}) + changed_keys({}, to_dict(kind()))
     assert all(any(is_among(leaf, names) or name.startswith(f"{leaf}.") for name in names) for leaf in flat)
-
-
-def test_texts_in_pairs_need_two_types_or_a_family_that_has_fewer():
-    with pytest.raises(InputError, match="too few to tell them apart"):
-        check_type_ids(ModelConfig(type_vocab_size=1), 1, "the input")
-    for size in ("roberta-base", "distilbert", "modernbert-base"):
-        check_type_ids(model_size(size), 1, "the input")
 
 
 @pytest.mark.parametrize("size", [name for name in MODEL_SIZES if "-" in name or name == "distilbert"])

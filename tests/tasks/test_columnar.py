@@ -2,7 +2,6 @@
 """Every task reads Parquet as the Hugging Face hub has it: parts of splits, names of classes, lists."""
 
 import json
-from decimal import Decimal
 
 import fsspec
 import pyarrow as pa
@@ -138,17 +137,6 @@ def test_classes_that_differ_between_parts_and_numbers_with_a_point(tmp_path):
         task("classification").read(str(tmp_path / "d"), "test")
 
 
-def test_labels_that_are_decimals(tmp_path):
-    numbers = pa.array([Decimal("1.00"), Decimal("0.50"), None], pa.decimal128(5, 2))
-    columns = {"text": ["a", "b", "c"], "label": numbers, "labels": [[Decimal("2")], [], [Decimal("1.5")]]}
-    place = str(write(tmp_path / "test.parquet", columns))
-    assert [each.label for each in task("regression", label_column="label").read(place, "test")] == [1, 0.5, None]
-    found = task("classification", label_column="label").read(place, "test")
-    assert [each.label for each in found] == ["1", "0.5", None]
-    found = task("multilabel", label_column="labels").read(place, "test")
-    assert [list(each.label) for each in found] == [["2"], [], ["1.5"]]
-
-
 def test_choices_and_questions(tmp_path):
     columns = {"ctx": ["He"], "endings": [["sat", "ran"]], "label": ["1"]}
     (example,) = task("choice", text_column="ctx", second_text_column="endings").read(
@@ -195,12 +183,6 @@ def test_questions_of_the_same_id_cannot_be_scored(tmp_path):
         read_squad(str(tmp_path), "dev")
 
 
-def test_names_of_classes_are_those_that_the_file_has_now(tmp_path):
-    for names in (("no", "yes"), ("yes", "no")):
-        place = write(tmp_path / "train.parquet", {"text": ["a"], "label": [1]}, {"label": label(*names)})
-        assert task("classification").read(str(place), "train")[0].label == names[1]
-
-
 def test_what_is_no_parquet_is_named(tmp_path):
     (tmp_path / "train.parquet").write_text("a,b")
     with pytest.raises(InputError, match="not with PAR1"):
@@ -221,13 +203,3 @@ def test_the_header_of_a_csv_says_what_parts_its_columns(tmp_path, separator, en
         (tmp_path / "train.csv").write_bytes((blank + end.join(separator.join(row) for row in rows)).encode())
         table = read_table(str(tmp_path / "train.csv"))
         assert table.columns == ("text", "label") and table.records[0]["text"] == f"a{separator} b"
-
-
-def test_a_data_set_behind_a_url(tmp_path):
-    """As hf://datasets/ORG/NAME/DIRECTORY is: a directory of parts, here in the memory of fsspec."""
-    store, kinds = fsspec.filesystem("memory"), {"label": label("no", "yes")}
-    for name, number in (("train-00000-of-00002", 1), ("train-00001-of-00002", 0), ("validation-00000-of-00001", 0)):
-        content = write(tmp_path / "x.parquet", {"text": [name], "label": [number]}, kinds).read_bytes()
-        store.pipe(f"/columnar/plain/{name}.parquet", content)
-    found = [task("classification").read("memory://columnar/plain", split) for split in ("train", "dev", "test")]
-    assert [[each.label for each in split] for split in found] == [["yes", "no"], ["no"], []]

@@ -91,13 +91,6 @@ def test_the_end_of_a_long_line_is_learnt_from():
     assert {"z", "q"} <= set("".join(pieces.vocab))
 
 
-def test_rare_characters_are_unknown():
-    lines = [*JAPANESE * 5, "鑼"]
-    for coverage, unknown in ((0.9995, True), (1.0, False)):
-        tokenizer = Tokenizer(learn_sentencepieces(lines, 60, character_coverage=coverage))
-        assert (tokenizer.unk_id in tokenizer.encode("猫は鑼")) is unknown
-
-
 def test_casing():
     cased, uncased = (Tokenizer(learn_sentencepieces(ENGLISH, 70, lowercase=lowercase)) for lowercase in (False, True))
     assert (cased.lowercase, uncased.lowercase) == (False, True)
@@ -114,13 +107,6 @@ def test_accents_are_dropped_if_asked():
 
 
 # The sample
-
-
-def test_a_sample_is_all_lines_where_they_fit():
-    sample = LineSample(10_000_000)
-    for line in ENGLISH:
-        sample.add(line)
-    assert sample.lines() == ENGLISH
 
 
 def test_a_sample_is_bounded_in_order_the_same_every_time_and_fair():
@@ -331,11 +317,6 @@ def test_a_file_of_0xff_is_refused_at_once(small_model):
     assert "damaged" in refusal(b"\xff" * 2_000_000)
     assert "damaged" in refusal(small_model[0] + b"\xff" * 2_000_000)
     assert time.process_time() - started < 1
-
-
-def test_a_piece_that_is_not_utf8_is_one_line(small_model):
-    content, place = small_model
-    assert "copy it again" in refusal(content[:place] + b"\xff" + content[place + 1 :])
 
 
 @pytest.mark.parametrize("score", [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f"])

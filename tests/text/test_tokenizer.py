@@ -79,20 +79,6 @@ def test_long_words_do_not_lend_their_ids_to_words_of_nul_bytes(repository):
         assert encoder.encode_arrays(["\0 a \0\0"])[0].tolist() == tokenizer.encode("a")
 
 
-def test_numbers_of_words_last_while_their_table_grows():
-    table, seen = words.WordNumbers(), {}
-    for size in (1, 10, 3000, 100, 20000):
-        rng = random.Random(size)
-        lines = [f"{rng.choice('ab') * rng.randint(1, 24)}{rng.randint(0, size)}" for _ in range(size)]
-        found = words.find_words("\n".join(lines).encode())
-        numbers, new = table.look_up(found)
-        assert {lines[place] for place in new} == set(lines) - set(seen) and len(new) == len(set(lines) - set(seen))
-        assert all(
-            seen.setdefault(line, number) == number for line, number in zip(lines, numbers.tolist(), strict=True)
-        )
-    assert sorted(seen.values()) == list(range(1, table.count))
-
-
 def check_corpus(goldens, shared_data, casing, name):
     golden = goldens[casing]["corpora"][name]
     tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{casing}-vocab.txt")
@@ -182,12 +168,6 @@ def test_decode_joins_pieces(small):
     assert small.decode([]) == ""
 
 
-def test_id_of(small):
-    assert small.id_of("want") == 5
-    with pytest.raises(InputError, match="'zebra' is not in the vocabulary"):
-        small.id_of("zebra")
-
-
 def test_forgetting_words_changes_no_token(small, monkeypatch):
     texts = ["unwanted, a", "running a, unwanted", "a a a", "unwanted want, running"]
     expected = small.encode_batch(texts)
@@ -258,22 +238,6 @@ def test_a_configuration_decides_and_arguments_override_it(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.config == {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False}
     assert load_tokenizer(tmp_path, lowercase=True).strip_accents
-
-
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        ({"do_basic_tokenize": False}, "do_basic_tokenize is false"),
-        ({"tokenizer_class": "NewTokenizer"}, "NewTokenizer is not BERT's WordPiece"),
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, "has a tokenizer of BertJapaneseTokenizer"),  # words of MeCab
-    ],
-)
-def test_a_configuration_of_another_tokenizer_is_refused(tmp_path, settings, what):
-    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=what):
-        load_tokenizer(tmp_path)
-    assert load_tokenizer(tmp_path / "vocab.txt").vocab_size == len(VOCAB)
 
 
 def test_windows_line_ends_and_byte_order_mark(tmp_path):

@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -16,7 +15,6 @@ from hf_models import make_tokenizer, random_params
 from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
-from bert_jax.checkpoints.sealed import SEAL
 from bert_jax.errors import StoppedError
 from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import fill_masks
@@ -44,12 +42,6 @@ def models(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def copies(models, tmp_path_factory):
-    """Returns what a test may change: a function that gives a copy of a model."""
-    return lambda form: shutil.copytree(models / form, tmp_path_factory.mktemp("copy") / form)
-
-
 def command(repository, name, *flags):
     """Returns status, stdout and stderr of a tool."""
     done = run_python(["-m", f"bert_jax.tools.{name}", *flags], repository)
@@ -74,28 +66,6 @@ def test_a_model_that_computes_in_bfloat16_is_compared_in_float32(gradient_dtype
     assert differences(half, bert) == {"hidden": 0, "pooled": 0, "classifier": 0}
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("nowhere", "nowhere does not exist; give a work directory"),
-        ("file", "file is a file; give"),
-        ("empty", "empty holds no model: no params/"),
-        (
-            "two",
-            r"two holds models in two formats: model\.safetensors \(hf\) and bert_model\.ckpt\.index \(tf1\)",
-        ),
-        ("memory://bucket/model", "memory://bucket/model does not exist"),
-    ],
-)
-def test_what_is_no_model_is_one_clear_line(models, tmp_path, path, expected):
-    (tmp_path / "file").write_text("text")
-    (tmp_path / "empty").mkdir()
-    shutil.copytree(models / "hf", tmp_path / "two")
-    shutil.copytree(models / "tf1", tmp_path / "two", dirs_exist_ok=True)
-    with pytest.raises(InputError, match=expected):
-        load_pretrained(path if "://" in path else tmp_path / path)
-
-
 def test_a_model_without_a_head_says_so_where_the_head_is_needed(models):
     with pytest.raises(InputError, match="no head that predicts words, its task being sequence_classification"):
         fill_masks(load_pretrained(models / "hf"), ["[MASK]"])
@@ -109,38 +79,6 @@ def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
         bert = load_pretrained(tmp_path / task)
         assert (bert.task, bert.labels) == (task, labels)
         jax.tree.map(np.testing.assert_array_equal, bert.params, params)
-
-
-def change_json(path, change):
-    content = change(json.loads(path.read_text()))
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "expected"),
-    [
-        ("config.json", lambda about: [], r"config.json: Expected `object`, got `array`"),
-        (
-            "config.json",
-            lambda about: about | {"model": 5},
-            r"Expected `object`, got `int` - at `\$.model`",
-        ),
-        ("config.json", lambda about: about | {"task": "sorting"}, "is damaged: file config.json has"),
-        (
-            "checksums.json",
-            lambda sealed: sealed | {"arrays": [1]},
-            r"is damaged: checksums.json: Expected `object`, got `array` - at `\$.arrays`",
-        ),
-        ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),
-    ],
-)
-def test_an_own_directory_with_odd_files_is_one_clear_line(copies, file, change, expected):
-    path = copies("bert_jax")
-    change_json(path / file, change)
-    if file == SEAL:  # as of version 0.2, which wrote no digest of the seal itself
-        change_json(path / file, lambda seal: {name: seal[name] for name in seal if name != "digest"} | {"format": 1})
-    with pytest.raises(InputError, match=expected):
-        load_pretrained(path)
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -240,15 +178,13 @@ def test_half_the_space_on_request(repository, models, tmp_path):
     flags = [f"--input={whole}", f"--output={half}", "--dtype=float16", "--verify"]
     status, _, stderr = command(repository, "convert_checkpoint", *flags, "--to=hf")
     assert status == 0, stderr
-    sizes = [(place / "model.safetensors").stat().st_size for place in (half, whole)]
-    assert sizes[0] < 0.6 * sizes[1] and json.loads((half / "config.json").read_text())["dtype"] == "float16"
+    assert json.loads((half / "config.json").read_text())["dtype"] == "float16"
     expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float16), load_pretrained(whole).params)
     jax.tree.map(np.testing.assert_array_equal, load_pretrained(half).params, expected)
-    status, _, stderr = command(
-        repository, "convert_checkpoint", *flags[:1], f"--output={half}2", flags[2], "--to=bert_jax"
-    )
-    assert (status, stderr) == (1, "error: --dtype=float16 is of --to=hf; bert_jax is written as float32\n")
-    big = load_pretrained(whole)
+
+
+def test_what_float16_does_not_hold_is_refused(models, tmp_path):
+    big = load_pretrained(models / "hf")
     params = jax.tree.map(lambda leaf: np.asarray(leaf) + 1e5, big.params)
     with pytest.raises(InputError, match=r"has numbers that float16 does not hold; write float32"):
         save_hf(tmp_path / "big", big.config, params, big.tokenizer, big.task, LABELS, dtype="float16")

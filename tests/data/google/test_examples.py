@@ -137,23 +137,6 @@ def test_redraw_gives_the_text_back(imported, golden):
     np.testing.assert_array_equal(starts, tokenizer.word_starts[ids] & (golden["input_mask"] == 1))
 
 
-def test_both_kinds_count_the_words_of_the_training_text(imported):
-    kept, redrawn = (records.open_dataset(imported[masks]) for masks in ("keep", "redraw"))
-    rows = redrawn.train.gather(np.arange(105))
-    text = rows["token_ids"][np.arange(L) < rows["lengths"]]
-    expected = np.bincount(text, minlength=235)
-    assert expected[[101, 102]].tolist() == [105, 210] and expected[0] == 0  # [CLS], [SEP], [PAD]
-    expected[[101, 102]] = 0
-    assert kept.token_counts.tolist() == redrawn.token_counts.tolist() == expected.tolist()
-    for dataset in (kept, redrawn):
-        train = dataset.manifest["splits"]["train"]
-        assert train["tokens"] == dataset.token_counts.sum()
-        assert train["random_next_share"] == round(float((rows["labels"] == 1).mean()), 4)
-        assert train["fill"] == round(rows["lengths"].sum() / 105 / L, 4)
-    assert kept.manifest["row"] == {"length": L, "max_sequences": 1, "predictions": P}
-    assert redrawn.manifest["row"] == {"length": L, "max_sequences": 1}
-
-
 # Several files, stops and refusals
 
 

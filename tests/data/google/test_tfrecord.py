@@ -135,27 +135,6 @@ def test_examples_are_read_as_the_protobuf_library_writes_them(kind):
     assert values["none"].tolist() == [] and values["of no kind"] == []
 
 
-def test_fields_of_other_versions_are_skipped_and_parts_joined():
-    """Unknown fields of each type on every level; messages given in two parts; a key given twice."""
-    unknown = b"\x78\x96\x01" + b"\x79" + b"8bytesxx" + b"\x7a\x03abc" + b"\x7d" + b"4byt" + b"\xf8\xff\xff\x0f\x01"
-
-    def delimited(field: int, value: bytes) -> bytes:
-        length = [len(value)] if len(value) < 128 else [len(value) & 127 | 128, len(value) >> 7]
-        return bytes([field << 3 | 2, *length]) + value
-
-    def entry(name: bytes, *features: bytes) -> bytes:
-        parts = [delimited(2, unknown + feature) for feature in features]
-        return delimited(1, unknown + delimited(1, name) + b"".join(parts))
-
-    def integers(*values: int) -> bytes:
-        return delimited(3, unknown + delimited(1, bytes(values[:1])) + b"".join(b"\x08%c" % v for v in values[1:]))
-
-    first = entry(b"parts", integers(1, 2), integers(3)) + entry(b"twice", integers(9))
-    second = unknown + entry(b"twice", integers(5)) + entry(b"kinds", integers(4), delimited(1, delimited(1, b"x")))
-    data = unknown + delimited(1, first) + unknown + delimited(1, second)
-    assert our_values(data) == {"parts": (INTEGERS, [1, 2, 3]), "twice": (INTEGERS, [5]), "kinds": (BYTES, [b"x"])}
-
-
 @pytest.mark.parametrize("kind", [EXAMPLE, UNPACKED_EXAMPLE])
 def test_damaged_examples_are_read_or_refused_as_by_the_protobuf_library(kind, google_records):
     """Two thousand examples with a byte or two changed, every tenth cut off somewhere too."""
@@ -197,12 +176,6 @@ def refusal(path: Path) -> str:
         list(tfrecord.read_records(str(path)))
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("records", [[], [b""], [b"a", b"", b"\0" * 100_000]])
-def test_records_of_any_length(tmp_path, records):
-    write(tmp_path / "x", records)
-    assert list(tfrecord.read_records(str(tmp_path / "x"))) == records
 
 
 def test_compressed_files(tmp_path, google_file, google_records):

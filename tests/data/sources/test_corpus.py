@@ -2,7 +2,6 @@
 """Documents come out the same however files are cut, and bad input is one clear line."""
 
 import gzip
-import random
 
 import pytest
 
@@ -53,25 +52,6 @@ def test_documents_of_awkward_files(tmp_path, name):
         assert in_pieces(path, piece_bytes)[1] == EXPECTED[name], piece_bytes
 
 
-def test_cutting_changes_no_document(tmp_path):
-    rng = random.Random(0)
-    lines = ["", " ", "word", "two words", "a line of some more words äöü"]
-    ends = ["\n", "\r\n", "\n\n"]
-    text = "".join(rng.choice(lines) + rng.choice(ends) for _ in range(3000)).encode()
-    path = write(tmp_path / "text", text)
-    whole = list(corpus.iterate_documents(path))
-    for piece_bytes in (1, 7, 100, 1000, 10000):
-        num_pieces, documents = in_pieces(path, piece_bytes)
-        assert documents == whole
-        assert num_pieces > len(text) / piece_bytes / 40
-    assert in_pieces(path, len(text)) == (1, whole)
-
-
-def test_gzip_is_read_whatever_its_name(tmp_path):
-    path = write(tmp_path / "text", gzip.compress(AWKWARD["plain"]))
-    assert list(corpus.iterate_documents(path)) == EXPECTED["plain"]
-
-
 def test_the_end_of_a_file_ends_a_document(tmp_path):
     first, second = write(tmp_path / "1", b"a one\na two"), write(tmp_path / "2", b"b one\n")
     assert list(corpus.iterate_documents(f"{first},{second}")) == [["a one", "a two"], ["b one"]]
@@ -97,24 +77,10 @@ def test_input_without_a_document(tmp_path, content):
     assert "holds no document" in fails(write(tmp_path / "text", content))
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_not_utf8_names_file_and_line(tmp_path, compress):
-    path = write(tmp_path / "latin", compress(b"one\n\nthree\n" + "caf\u00e9 \n".encode("latin-1") + b"five\n"))
-    assert f"{path}, line 4 is not UTF-8 (byte 0xe9)" in fails(path)
-
-
 def test_not_utf8_in_a_later_piece_names_the_line_of_the_file(tmp_path):
     path = write(tmp_path / "text", b"one\n\nthree\n\nfive\n\n\xff\n")
     with pytest.raises(InputError, match="line 7 is not UTF-8"):
         in_pieces(path, 3)
-
-
-def test_truncated_and_damaged_gzip(tmp_path):
-    whole = gzip.compress(bytes(random.Random(0).choices(b"abcdefgh \n", k=100000)))
-    path = write(tmp_path / "short.gz", whole[: len(whole) // 2])
-    assert f"{path} is damaged or another kind of file" in fails(path)
-    path = write(tmp_path / "bad.gz", whole[:20000] + bytes([whole[20000] ^ 0xFF]) + whole[20001:])
-    assert f"{path} is damaged or another kind of file" in fails(path)
 
 
 def test_fingerprint_is_of_the_contents(tmp_path):

@@ -119,14 +119,6 @@ def test_json_that_is_not_in_lines_is_refused(tmp_path, name, content):
     assert f"{path} is JSON that is not in lines; write one object a line" in fails(path)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.json.txt", "json"])
-def test_text_in_brackets_is_text(tmp_path, name):
-    lines = ["[Applause]", '["quoted"] and {more}', "{", "x: 1}"]
-    path = write(tmp_path / name, "\n".join(lines).encode())
-    assert list(corpus.iterate_documents(path)) == [lines]
-    assert formats.detect_format(write(tmp_path / "b.json", JSON_LINES), "b.json") == formats.JSON_LINES
-
-
 @pytest.mark.parametrize("name", ["file", "a.jsonl"])
 def test_other_compression_is_refused(tmp_path, name):
     archive = tmp_path / "archive"
@@ -231,11 +223,6 @@ def test_a_bad_line_of_json_is_named(tmp_path, line, piece_bytes):
     path = write(tmp_path / "file", f'{{"text": "one"}}\n\n{{"text": "three"}}\n{line}\n'.encode())
     message = fails(path, piece_bytes)
     assert message.startswith(f"{path}, line 4: ") and 'is not an object such as {"text": "..."}' in message
-
-
-def test_json_lines_that_are_not_utf8(tmp_path):
-    path = write(tmp_path / "file", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
-    assert f"{path}, line 2 is not UTF-8 (byte 0xe9)" in fails(path)
 
 
 def test_a_title_is_left_out_only_where_it_is_the_first_line(tmp_path):

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet: a row is a document, whatever the row groups, the encoding, the place or the number of processes."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,13 +62,6 @@ def test_row_groups_are_the_pieces_and_together_the_whole(tmp_path, monkeypatch)
         assert read(path, piece_bytes) == DOCUMENTS
     monkeypatch.setattr(parquet, "_ROWS_AT_ONCE", 3)
     assert read(path, 1) == DOCUMENTS
-
-
-def test_another_column(tmp_path):
-    path = write(tmp_path / "x.parquet", TEXTS, column="Inhalt. (kurz)")
-    assert list(corpus.iterate_documents(path, "Inhalt. (kurz)")) == DOCUMENTS
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
-    assert list(corpus.iterate_documents(str(tmp_path / "x.jsonl"), "body")) == DOCUMENTS
 
 
 def test_another_column_is_another_input(tmp_path):
@@ -238,24 +228,6 @@ def test_the_hub_is_read_by_its_file_system(tmp_path, text, monkeypatch):
         fsspec.register_implementation("hf", huggingface_hub.HfFileSystem, clobber=True)
         fsspec.core.get_filesystem_class("hf").clear_instance_cache()
     assert of_hub == made(text, tmp_path / "local", f"{text}/datasets/org/name/*.parquet")
-
-
-def run(tool: str, *flags: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", f"bert_jax.tools.{tool}", *flags], capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_the_commands_take_parquet(tmp_path, text):
-    flags = [f"--input={text}/datasets/org/name/*.parquet", "--text_column=content"]
-    done = run("build_vocab", *flags, "--vocab_size=200", f"--output={tmp_path}/vocab")
-    assert done.returncode == 0 and "in 60 documents" in done.stdout, done.stderr
-    flags += [f"--tokenizer={tmp_path}/vocab", "--workers=1", f"--output={tmp_path}/data"]
-    done = run("prepare_corpus", *flags, "--holdout_rate=0.1")
-    assert done.returncode == 0 and "train: 54 documents" in done.stderr, done.stderr
-    for tool in ("build_vocab", "prepare_corpus"):
-        done = run(tool, *flags[:1], f"--output={tmp_path}/other", *(flags[2:3] if tool == "prepare_corpus" else []))
-        assert done.returncode == 1 and done.stderr.count("\n") == 1 and not done.stdout
-        assert "0.parquet has no column 'text'; choose one with --text_column: id (int64)" in done.stderr
 
 
 @pytest.mark.parametrize(

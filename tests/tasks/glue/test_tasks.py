@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from builders import message, write
 
-from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import readers, scores
 from bert_jax.tasks.glue import read as glue
@@ -210,26 +209,6 @@ def test_the_diagnostic_is_found_beside_mnli(tmp_path, source, place):
     assert mnli.read(str(tmp_path / "MNLI" / "train.tsv"), "test_ax") == []
 
 
-def test_the_diagnostic_of_tfds_is_a_data_set_of_its_own(monkeypatch):
-    asked = []
-
-    def find(source, split, names):
-        asked.append((source, split))
-        if source.startswith("tfds:glue/ax:2"):
-            raise InputError("glue/ax is not prepared")
-        return "tfds:glue/ax:1.0.0:test" if source.startswith("tfds:glue/ax") else ""
-
-    record = Record({"premise": "P", "hypothesis": "H", "label": -1, "idx": 4}, "x")
-    monkeypatch.setattr(readers, "find_split_file", find)
-    monkeypatch.setattr(readers, "read_table", lambda place, *how: readers.Table(place, tuple(record), [record]))
-    monkeypatch.setattr(glue, "classes_in", lambda place: {"label": TASKS["ax"].classes})
-    (found,) = task("mnli").read("tfds:glue/mnli", "test_ax")
-    assert found[:4] == ("P", "H", None, 4) and asked[-1] == ("tfds:glue/ax", "test")
-    assert len(task("mnli").read("tfds:glue/mnli:1.0.0", "test_ax")) == 1 and asked[-1][0] == "tfds:glue/ax:1.0.0"
-    assert task("mnli").read("tfds:glue/mnli:2.0.0", "test_ax") == []
-    assert task("mnli").read("tfds:other/mnli", "test_ax") == [] == task("mnli").read("tfds:glue/mnli", "test_matched")
-
-
 def test_adversarial_glue_is_dev_of_mnli(tmp_path):
     row = '{"idx": 4, "premise": "P", "hypothesis": "H", "label": %d}'
     path = write(tmp_path / "adv_dev.json", f'{{"mnli": [{row % 2}], "mnli-mm": [{row % 0}, {row % 1}]}}')
@@ -414,15 +393,6 @@ def test_what_is_wrong_with_predictions_is_said(tmp_path, content, problem):
     assert problem in message(score_files, "rte", data, path)
 
 
-def test_an_index_that_two_rows_have(tmp_path):
-    data = write(tmp_path / "dev.tsv", FILES["rte"][0].replace("1\tC", "0\tC"))
-    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tentailment\n")
-    problem = message(score_files, "rte", data, path)
-    assert f"{data}:2 and {data}:3 have the same index 0; give each its own" in problem
-    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tnot_entailment\n1\tentailment\n")
-    assert score_files("rte", data, path) == {"accuracy": 1.0}
-
-
 # Real data
 
 
@@ -435,8 +405,3 @@ def test_real_files(shared_data, tokenizer):
         assert len(made.rows) == len(dev) and all(len(row.token_ids) <= 128 for row in made.rows)
     adversarial = str(shared_data / "advglue_mnli")
     assert [len(task("mnli").read(adversarial, split)) for split in task("mnli").splits["eval"]] == [121, 162]
-
-
-def test_the_row_of_qqp_that_lost_a_tab(shared_data):
-    examples = task("qqp").read(str(shared_data / "glue"), "train")
-    assert len(examples) == 19999 and examples.counts == {"skipped: too few columns": 1}

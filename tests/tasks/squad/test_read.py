@@ -47,12 +47,6 @@ def test_a_file(tmp_path):
     assert examples[1] == SquadExample("0-1", "What?", "Article 0 is about Łódź.", (Answer("Łódź", 19),), False)
 
 
-def test_a_compressed_file(tmp_path):
-    path = tmp_path / "x.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(content()).encode()))
-    assert len(read_squad_file(str(path))) == 8
-
-
 def test_ranges_of_articles(tmp_path):
     path = write(tmp_path / "x.json", content())
     assert ids(read_squad_file(f"{path}[:1]")) == ["0-0", "0-1"]
@@ -86,13 +80,6 @@ def test_places_in_the_order_of_the_splits(tmp_path):
             read_squad(wrong, "dev")
 
 
-def test_a_file_is_every_split_unless_its_name_says_one(tmp_path):
-    path = write(tmp_path / "own.json", content(1))
-    assert len(read_squad(path, "train")) == len(read_squad(path, "dev")) == 2
-    path = write(tmp_path / "dev-v1.1.json", content(1))
-    assert len(read_squad(path, "dev")) == 2 and read_squad(path, "train") == []
-
-
 def test_a_directory(tmp_path):
     for name, number in {"train-v1.1.json": 3, "dev-v1.1.json": 1, "dev-v2.0.json": 2, "notes.json": 4}.items():
         write(tmp_path / name, content(number))
@@ -102,12 +89,6 @@ def test_a_directory(tmp_path):
     assert read_squad(str(tmp_path), "train", "2.0") == []
     with pytest.raises(InputError, match=r"several files for dev: dev-v1.1.json, dev-v2.0.json; give"):
         read_squad(str(tmp_path), "dev")
-
-
-def test_a_directory_without_splits(tmp_path):
-    write(tmp_path / "xquad.de.json", content())
-    with pytest.raises(InputError, match=r"no file such as train\.tsv.*\.json.*give"):
-        read_squad(str(tmp_path), "dev", "1.1")
 
 
 def test_tfds(monkeypatch):

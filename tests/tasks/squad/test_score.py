@@ -159,16 +159,6 @@ def test_a_usable_threshold_gives_what_it_says():
     assert find_usable_threshold([], {}, {}) == (0, 0)
 
 
-def test_odds_above_the_threshold_are_no_answer():
-    examples = [question("1", "x"), question("2")]
-    texts, odds = {"1": "x", "2": "y"}, {"1": -3.0, "2": 2.0}
-    scores = score_squad2(examples, texts, odds)
-    assert scores["exact"] == 100  # 2.0 is above 1.0
-    assert score_squad2(examples, texts, odds, threshold=2.0)["exact"] == 50
-    assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, -3.0)
-    assert (scores["best_exact"], scores["best_exact_thresh"]) == (100, -3.0)
-
-
 def test_files_that_are_none(tmp_path):
     data = tmp_path / "data.json"
     qas = [{"id": "1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]}]

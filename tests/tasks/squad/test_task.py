@@ -82,53 +82,11 @@ def test_squad2_finds_its_threshold(tmp_path):
     assert json.loads((tmp_path / "null_odds.json").read_text()) == {"1": -10, "2": -4, "3": -2}
 
 
-def test_the_threshold_that_is_kept_reproduces_the_best_f1():
-    """Where no answer at all is best, and among equal odds, what the official script says is of no threshold."""
-    task = SquadTask(TaskConfig(name="squad2", max_seq_length=100))
-    unanswerable = EXAMPLES[2]._replace(id="4")
-    examples = [EXAMPLES[1], EXAMPLES[2], unanswerable]
-    rows, outputs = outputs_for(task, examples, [("rome", 0.5), ("is", 1.5), ("is", 1)])
-    predictions = task.decode(examples, rows, outputs)
-    assert [each.null_odds for each in predictions] == [-1, -3, -2]
-    scores = task.score(examples, predictions)
-    assert (scores["best_f1"], scores["best_f1_thresh"]) == (pytest.approx(200 / 3), 0)  # the official ones
-    tuned = SquadTask(task.tune(examples, predictions))
-    assert tuned.config.null_threshold == -4
-    assert tuned.score(examples, tuned.decode(examples, rows, outputs))["f1"] == scores["best_f1"]
-
-    examples = EXAMPLES[1:]
-    rows, outputs = outputs_for(task, examples, [("italy", 1), ("is", 1)])
-    predictions = task.decode(examples, rows, outputs)
-    assert task.score(examples, predictions)["best_f1"] == 100  # by answering one of two with the odds -2
-    tuned = SquadTask(task.tune(examples, predictions))
-    assert tuned.config.null_threshold == -3  # as good as -2
-    assert tuned.score(examples, tuned.decode(examples, rows, outputs))["f1"] == 50
-
-
-def test_a_threshold_can_bring_answers_back():
-    task = SquadTask(TaskConfig(name="squad2", max_seq_length=100, null_threshold=-20.0))
-    rows, outputs = outputs_for(task, EXAMPLES[:2], [("rome", 5), ("italy", 2)])
-    predictions = task.decode(EXAMPLES[:2], rows, outputs)
-    scores = task.score(EXAMPLES[:2], predictions)
-    assert (scores["f1"], scores["best_f1"], scores["best_f1_thresh"]) == (0, 100, -4)
-
-
 def test_questions_without_rows_are_told():
     task = SquadTask(TaskConfig(name="squad1"))
     empty = [SquadExample("1", "Where?", " ", (Answer("x", 0),))]
     predictions = task.decode(empty, *[[], []])
     assert task.score(empty, predictions) == {"exact_match": 0, "f1": 0, "num_without_span": 1}
-
-
-def test_all_is_read_as_the_version_says(tmp_path):
-    task = SquadTask(TaskConfig(name="squad2"))
-    qas = [{"id": "1", "question": "Where?", "answers": [], "is_impossible": True}]
-    data = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]}
-    (tmp_path / "dev-v2.0.json").write_text(json.dumps(data))
-    (tmp_path / "dev-v1.1.json").write_text("{}")
-    for name in task.splits["eval"]:
-        assert task.read(str(tmp_path), name) == [SquadExample("1", "Where?", CONTEXT, (), True)]
-    assert task.parse({"question": "Where?", "context": CONTEXT}, "x").question == "Where?"
 
 
 def test_settings_that_cannot_work():

@@ -48,13 +48,6 @@ def test_windows_and_labels(tokenizer):
     assert counts == {"windows without the answer": 3, "questions of several windows": 1}
 
 
-def test_offsets_are_of_the_whole_context(tokenizer):
-    rows = rows_of(tokenizer, question(), training=False).rows
-    for row in rows:
-        ids = row.token_ids[row.detail.first : -1]
-        assert [CONTEXT[start:end] for start, end in row.detail.offsets] == tokenizer.tokens(ids)
-
-
 def test_long_questions_are_truncated(tokenizer):
     long = SquadExample("1", "what " * 9, "w1")
     rows, counts = rows_of(tokenizer, long, training=False)
