@@ -250,16 +250,22 @@ def test_special_tokens_under_other_names(tmp_path):
         assert (tmp_path / "saved/spiece.model").read_bytes() == (tmp_path / "spiece.model").read_bytes()
 
 
-def test_missing_special_tokens_are_refused(tmp_path):
-    (tmp_path / "t5.model").write_bytes(foreign_model(pad_id=3))
-    with pytest.raises(InputError, match=r"t5\.model: .* lacks \[CLS\], \[SEP\], \[MASK\];"):
-        load_tokenizer(tmp_path / "t5.model")
-
-
-def test_a_special_token_that_text_could_become_is_refused(tmp_path):
-    options = ALBERT | {"control_symbols": ["[CLS]", "[SEP]"], "user_defined_symbols": ["[MASK]"]}
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"pad_id": 3}, r"lacks \[CLS\], \[SEP\], \[MASK\];"),
+        (
+            ALBERT | {"control_symbols": ["[CLS]", "[SEP]"], "user_defined_symbols": ["[MASK]"]},
+            r"\[MASK\] is not a control symbol",
+        ),
+        # Which piece begins a word would depend on the piece before it: whole words could not be masked.
+        (ALBERT | {"treat_whitespace_as_suffix": True, "add_dummy_prefix": False}, "its pieces end with blanks"),
+        (ALBERT | {"treat_whitespace_as_suffix": True, "model_type": "bpe"}, "its pieces end with blanks"),
+    ],
+)
+def test_models_that_are_not_for_bert_are_refused(tmp_path, options, problem):
     (tmp_path / "some.model").write_bytes(foreign_model(**options))
-    with pytest.raises(InputError, match=r"some\.model: \[MASK\] is not a control symbol"):
+    with pytest.raises(InputError, match=rf"some\.model: .*{problem}"):
         load_tokenizer(tmp_path / "some.model")
 
 
@@ -282,19 +288,6 @@ def test_a_model_that_folds_case_cannot_be_cased(tmp_path, more):
     assert load_tokenizer(tmp_path / "some.model").lowercase
     with pytest.raises(InputError, match=r"some\.model: the model lower-cases"):
         load_tokenizer(tmp_path / "some.model", lowercase=False)
-
-
-@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-@pytest.mark.parametrize("more", [{}, {"add_dummy_prefix": False}])
-def test_a_model_whose_pieces_end_with_blanks_is_refused(tmp_path, model_type, more):
-    """Which piece begins a word would depend on the piece before it: whole words could not be masked."""
-    content = foreign_model(**ALBERT, model_type=model_type, treat_whitespace_as_suffix=True, **more)
-    (tmp_path / "some.model").write_bytes(content)
-    with pytest.raises(InputError, match=r"some\.model: .*its pieces end with blanks"):
-        load_tokenizer(tmp_path / "some.model")
-
-
-# A data set
 
 
 @pytest.fixture(scope="module")

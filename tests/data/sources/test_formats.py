@@ -10,7 +10,6 @@ import lzma
 import random
 import tarfile
 import tracemalloc
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -119,18 +118,10 @@ def test_json_that_is_not_in_lines_is_refused(tmp_path, name, content):
     assert f"{path} is JSON that is not in lines; write one object a line" in fails(path)
 
 
-@pytest.mark.parametrize("name", ["file", "a.jsonl"])
-def test_other_compression_is_refused(tmp_path, name):
-    archive = tmp_path / "archive"
-    with zipfile.ZipFile(archive, "w") as stream:
-        stream.writestr("a.txt", "one\n")
-    for kind, content in {
-        "bzip2": bz2.compress(JSON_LINES),
-        "xz": lzma.compress(JSON_LINES),
-        "zip": archive.read_bytes(),
-    }.items():
-        path = write(tmp_path / name, content)
-        assert f"{path} is compressed by {kind}; decompress it" in fails(path)
+@pytest.mark.parametrize(("kind", "compress"), [("bzip2", bz2.compress), ("xz", lzma.compress)])
+def test_other_compression_is_refused(tmp_path, kind, compress):
+    path = write(tmp_path / "a.jsonl", compress(JSON_LINES))
+    assert f"{path} is compressed by {kind}; decompress it" in fails(path)
 
 
 TEXT = "A sentence of many letters. " * 20 + "\n\nAnother one.\n"
@@ -266,24 +257,16 @@ def test_text_outside_docs_is_named(tmp_path):
     assert f'{path}, line 7 stands outside <doc> and </doc> ("lost")' in fails(path)
 
 
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_compressed_file_that_was_cut_off_is_named_once(tmp_path, name):
-    rng = random.Random(0)
-    document = FILES[name] + b"\n\n"
-    noise = bytes(rng.choices(b"abcdefgh", k=200_000))
+def test_a_compressed_file_that_is_damaged_is_named_once(tmp_path, name, compression):
+    noise = bytes(random.Random(0).choices(b"abcdefgh", k=200_000))
     bulk = {"json": b'{"text": "%s"}\n', "wiki": b"<doc id=9>\n%s\n</doc>\n", "text": b"%s\n"}[name] % noise
-    for compression in ("gzip", "zstd"):
-        whole = COMPRESSIONS[compression](document + bulk + document)
-        for share in (0.2, 0.45, 0.6, 0.9):
-            path = write(tmp_path / compression, whole[: int(share * len(whole))])
-            assert fails(path).startswith(f"{path} is damaged or another kind of file"), share
-        path = write(tmp_path / compression, whole[:-1])
-        assert fails(path).startswith(f"{path} is damaged or another kind of file")
-        path = write(tmp_path / compression, whole + b"no frame at all")
-        if compression == "zstd":
-            assert fails(path).startswith(f"{path} is damaged or another kind of file")
-        middle = len(whole) // 2
-        path = write(tmp_path / compression, whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :])
+    whole = COMPRESSIONS[compression](FILES[name] + b"\n\n" + bulk + FILES[name])
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :]
+    for damaged in (whole[:middle], whole[:-1], flipped):
+        path = write(tmp_path / compression, damaged)
         assert fails(path).startswith(f"{path} is damaged or another kind of file")
 
 
@@ -293,7 +276,5 @@ def test_real_output_of_wikiextractor(shared_data):
     assert len(documents) == 37
     assert documents[0][0].startswith("Anarchism is an anti-authoritarian political and social philosophy")
     raw = gzip.decompress(Path(path).read_bytes()).decode()
-    titles = [line.split('title="')[1][:-2] for line in raw.splitlines() if line.startswith("<doc id=")]
-    assert not [title for title, document in zip(titles, documents, strict=True) if document[0] == title]
     lines = [line for line in raw.split("\n") if line.strip() and not line.startswith(("<doc id=", "</doc>"))]
-    assert sum(map(len, documents)) == len(lines) - len(titles)
+    assert sum(map(len, documents)) == len(lines) - 37  # titles are left out

@@ -88,7 +88,6 @@ def test_a_missing_column_names_those_that_are_there(tmp_path):
         f"{path} has no column 'content'; choose one with --text_column: id (int64), meta (struct<text: int64>), "
         "text (string)"
     )
-    assert "x.parquet has no column 'meta.text'" in fails(path, "meta.text")
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), path)
     assert "has 2 columns 'text'" in fails(path)
     pq.write_table(pa.table({f"c{number}": [1] for number in range(99)}), path)
@@ -96,19 +95,12 @@ def test_a_missing_column_names_those_that_are_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "shown"),
-    [
-        ([1], pa.int64(), "int64"),
-        ([["a"]], pa.list_(pa.string()), "list<element: string>"),
-        ([{"a": "b"}], pa.struct([("a", pa.string())]), "struct<a: string>"),
-        ([None], pa.null(), "null"),
-    ],
+    ("values", "kind", "shown"), [([1], pa.int64(), "int64"), ([["a"]], pa.list_(pa.string()), "list<element: string>")]
 )
 def test_a_column_that_is_no_text_is_refused(tmp_path, values, kind, shown):
     pq.write_table(pa.table({"text": pa.array(values, kind), "title": ["x"]}), tmp_path / "x.parquet")
     message = fails(str(tmp_path / "x.parquet"))
     assert f"column 'text' is {shown}, not strings; choose a --text_column: text" in message
-    assert message.endswith("title (string)")
 
 
 def test_text_that_is_not_utf8_is_named_by_its_row(tmp_path):

@@ -70,9 +70,6 @@ def test_places_in_the_order_of_the_splits(tmp_path):
     assert [len(read_squad(f"{one},{two}", split)) for split in ("train", "dev", "test")] == [6, 2, 0]
     source = f"{one}[:1], {one}[1:],{two}"
     assert [len(read_squad(source, split)) for split in ("train", "dev", "test")] == [2, 4, 2]
-    (tmp_path / "folder").mkdir()
-    write(tmp_path / "folder" / "dev-v2.0.json", content(2))
-    assert len(read_squad(f"{one},{tmp_path}/folder", "dev", "2.0")) == 4
     comma = write(tmp_path / "a,b.json", content(1))  # one file, though its name has a comma
     assert len(read_squad(f"{comma}[:1]", "train")) == len(read_squad(comma, "dev")) == 2
     for wrong in ("a,b,c,d", "a,,b", "a.json,dev=b.json"):
@@ -112,15 +109,7 @@ def test_questions_to_predict_on():
     assert parse_question({"question": "q", "context": "c"}, "line 3") == SquadExample("line 3", "q", "c")
     assert parse_question(("q", "c"), "line 3").context == "c"
     assert parse_question({"question": "q", "context": "c", "id": 5}, "line 3").id == "5"
-    for wrong in (
-        "text",
-        5,
-        None,
-        ["q"],
-        {"question": "q"},
-        {"question": "q", "context": None},
-        ["q", 3],
-    ):
+    for wrong in ("text", 5, None, ["q"], {"question": "q"}, ["q", 3]):
         with pytest.raises(InputError, match=r"^line 3"):
             parse_question(wrong, "line 3")
 
@@ -144,15 +133,11 @@ def test_what_is_no_squad_file(tmp_path, text, message):
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
     with pytest.raises(InputError, match=r"none.json"):
         read_squad_file(str(tmp_path / "none.json"))
-    (tmp_path / "x.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4\nsize 9\n")
-    with pytest.raises(InputError, match=r"x.json is a pointer of Git LFS in place of the file"):
-        read_squad_file(str(tmp_path / "x.json"))
     (tmp_path / "x.json").write_bytes(b'{"data":\n "\xe9"}')
     with pytest.raises(InputError, match=r"x.json:2 is not UTF-8 \(byte 0xe9\)"):
         read_squad_file(str(tmp_path / "x.json"))
-    (tmp_path / "y.json.gz").write_bytes(gzip.compress(b"{" * 1000)[:20])
-    with pytest.raises(InputError, match=r"y.json.gz is damaged or another kind of file"):
-        read_squad_file(str(tmp_path / "y.json.gz"))
+    (tmp_path / "y.json.gz").write_bytes(gzip.compress(json.dumps(content()).encode()))
+    assert len(read_squad_file(str(tmp_path / "y.json.gz"))) == 8
 
 
 QUESTION = ("data", 1, "paragraphs", 0, "qas", 1)

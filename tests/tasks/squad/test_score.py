@@ -159,27 +159,29 @@ def test_a_usable_threshold_gives_what_it_says():
     assert find_usable_threshold([], {}, {}) == (0, 0)
 
 
-def test_files_that_are_none(tmp_path):
-    data = tmp_path / "data.json"
+@pytest.fixture
+def files(tmp_path):
+    """Returns a file of one question, one of predictions and one of odds."""
     qas = [{"id": "1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]}]
-    data.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": qas}]}]}))
-    predictions = tmp_path / "predictions.json"
-    for text, message in {
-        "[]": r"predictions.json is \[\], not an object",
-        '{"1": null}': "predictions.json: '1' is null, not a text",
-        '{"1"': "predictions.json:1 is not JSON",
-    }.items():
-        predictions.write_text(text)
-        with pytest.raises(InputError, match=message):
-            score_files("squad1", str(data), str(predictions))
-    predictions.write_text('{"1": "x"}')
-    assert score_files("squad2", str(data), str(predictions))[0]["exact"] == 100
-    for text, problem in {
-        '{"1": NaN}': r": '1' is NaN, not a finite number",
-        '{"1": -Infinity}': r": '1' is -Infinity, not a finite number",
-        '{"1": 1%s}' % ("0" * 400): r": '1' is 10+.*, not a finite number",
-        '{"2": 0}': r" has no '1', a finite number, the odds of no answer",
-    }.items():
-        (tmp_path / "odds.json").write_text(text)
-        with pytest.raises(InputError, match=f"odds.json{problem}"):
-            score_files("squad2", str(data), str(predictions), str(tmp_path / "odds.json"))
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": qas}]}]}))
+    (tmp_path / "said.json").write_text('{"1": "x"}')
+    (tmp_path / "odds.json").write_text('{"1": -1}')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("said.json", "[]", r"said.json is \[\], not an object"),
+        ("said.json", '{"1": null}', "said.json: '1' is null, not a text"),
+        ("odds.json", '{"1": NaN}', "odds.json: '1' is NaN, not a finite number"),
+        ("odds.json", '{"1": 1%s}' % ("0" * 400), r"odds.json: '1' is 10+.*, not a finite number"),
+        ("odds.json", '{"2": 0}', "odds.json has no '1', a finite number, the odds of no answer"),
+    ],
+)
+def test_files_that_are_none(files, name, text, problem):
+    paths = [str(files / each) for each in ("data.json", "said.json", "odds.json")]
+    assert score_files("squad2", *paths)[0]["exact"] == 100
+    (files / name).write_text(text)
+    with pytest.raises(InputError, match=problem):
+        score_files("squad2", *paths)
