@@ -137,6 +137,19 @@ def test_redraw_gives_the_text_back(imported, golden):
     np.testing.assert_array_equal(starts, tokenizer.word_starts[ids] & (golden["input_mask"] == 1))
 
 
+def test_both_kinds_count_the_words_of_the_training_text(imported):
+    kept, redrawn = (records.open_dataset(imported[masks]) for masks in ("keep", "redraw"))
+    rows = redrawn.train.gather(np.arange(105))
+    expected = np.bincount(rows["token_ids"][np.arange(L) < rows["lengths"]], minlength=235)
+    expected[[101, 102]] = 0  # [CLS] and [SEP]
+    for dataset in (kept, redrawn):
+        train = dataset.manifest["splits"]["train"]
+        assert dataset.token_counts.tolist() == expected.tolist() and train["tokens"] == expected.sum()
+        assert train["random_next_share"] == round(float((rows["labels"] == 1).mean()), 4)
+        assert train["fill"] == round(rows["lengths"].sum() / 105 / L, 4)
+    assert kept.manifest["row"] == redrawn.manifest["row"] | {"predictions": P}
+
+
 # Several files, stops and refusals
 
 

@@ -192,6 +192,26 @@ def test_the_diagnostic_is_found_beside_mnli(tmp_path, source, place):
     assert mnli.read(str(tmp_path / "MNLI" / "train.tsv"), "test_ax") == []
 
 
+def test_the_diagnostic_of_tfds_is_a_data_set_of_its_own(monkeypatch):
+    def find(source, split, names):
+        if source.startswith("tfds:glue/ax:2"):
+            raise InputError("glue/ax is not prepared")
+        return f"{source}:{split}" if source.startswith("tfds:glue/ax") else ""
+
+    def read_table(place, *how):
+        record = Record({"premise": "P", "hypothesis": "H", "label": -1, "idx": 4}, place)
+        return readers.Table(place, tuple(record), [record])
+
+    monkeypatch.setattr(readers, "find_split_file", find)
+    monkeypatch.setattr(readers, "read_table", read_table)
+    monkeypatch.setattr(glue, "classes_in", lambda place: {"label": TASKS["ax"].classes})
+    for version in ("", ":1.0.0"):
+        (found,) = task("mnli").read(f"tfds:glue/mnli{version}", "test_ax")
+        assert found[:4] == ("P", "H", None, 4) and found.where == f"tfds:glue/ax{version}:test"
+    assert task("mnli").read("tfds:glue/mnli:2.0.0", "test_ax") == []
+    assert task("mnli").read("tfds:other/mnli", "test_ax") == [] == task("mnli").read("tfds:glue/mnli", "test_matched")
+
+
 def test_adversarial_glue_is_dev_of_mnli(tmp_path):
     row = '{"idx": 4, "premise": "P", "hypothesis": "H", "label": %d}'
     path = write(tmp_path / "adv_dev.json", f'{{"mnli": [{row % 2}], "mnli-mm": [{row % 0}, {row % 1}]}}')
@@ -365,6 +385,13 @@ def test_prediction_files_are_scored(tmp_path, name):
 def test_what_is_wrong_with_predictions_is_said(tmp_path, content, problem):
     data = write(tmp_path / "dev.tsv", FILES["rte"][0])
     path = write(tmp_path / "predictions.tsv", content)
+    assert problem in message(score_files, "rte", data, path)
+
+
+def test_an_index_that_two_rows_have(tmp_path):
+    data = write(tmp_path / "dev.tsv", FILES["rte"][0].replace("1\tC", "0\tC"))
+    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tentailment\n")
+    problem = f"{data}:2 and {data}:3 have the same index 0; give each its own"
     assert problem in message(score_files, "rte", data, path)
 
 

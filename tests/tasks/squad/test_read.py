@@ -77,6 +77,13 @@ def test_places_in_the_order_of_the_splits(tmp_path):
             read_squad(wrong, "dev")
 
 
+def test_a_file_is_every_split_unless_its_name_says_one(tmp_path):
+    path = write(tmp_path / "own.json", content(1))
+    assert len(read_squad(path, "train")) == len(read_squad(path, "dev")) == 2
+    path = write(tmp_path / "dev-v1.1.json", content(1))
+    assert len(read_squad(path, "dev")) == 2 and read_squad(path, "train") == []
+
+
 def test_a_directory(tmp_path):
     for name, number in {"train-v1.1.json": 3, "dev-v1.1.json": 1, "dev-v2.0.json": 2, "notes.json": 4}.items():
         write(tmp_path / name, content(number))

@@ -159,6 +159,13 @@ def test_a_usable_threshold_gives_what_it_says():
     assert find_usable_threshold([], {}, {}) == (0, 0)
 
 
+def test_odds_above_the_threshold_are_no_answer():
+    examples = [question("1", "x"), question("2")]
+    texts, odds = {"1": "x", "2": "y"}, {"1": -3.0, "2": 2.0}
+    assert score_squad2(examples, texts, odds)["exact"] == 100  # 2.0 is above 1.0
+    assert score_squad2(examples, texts, odds, threshold=2.0)["exact"] == 50
+
+
 @pytest.fixture
 def files(tmp_path):
     """Returns a file of one question, one of predictions and one of odds."""

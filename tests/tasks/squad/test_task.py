@@ -89,6 +89,15 @@ def test_questions_without_rows_are_told():
     assert task.score(empty, predictions) == {"exact_match": 0, "f1": 0, "num_without_span": 1}
 
 
+def test_all_is_read_as_the_version_says(tmp_path):
+    task = SquadTask(TaskConfig(name="squad2"))
+    qas = [{"id": "1", "question": "Where?", "answers": [], "is_impossible": True}]
+    data = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]}
+    (tmp_path / "dev-v2.0.json").write_text(json.dumps(data))
+    (tmp_path / "dev-v1.1.json").write_text("{}")
+    assert task.read(str(tmp_path), "dev") == [SquadExample("1", "Where?", CONTEXT, (), True)]
+
+
 def test_settings_that_cannot_work():
     with pytest.raises(InputError, match=r"task.max_seq_length 67 leaves no room .* 64 tokens, and 3 are special"):
         SquadTask(TaskConfig(name="squad1", max_seq_length=67))
