@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builders import message, write
 
+from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import readers, scores
 from bert_jax.tasks.glue import read as glue
