@@ -79,6 +79,11 @@ def test_every_setting_of_a_recipe_has_an_entry_with_its_default(repository, mad
             assert (text == value) if isinstance(value, str) else (json.loads(text.lower()) == value), full
 
 
+def test_settings_begin_with_those_of_no_section(made):
+    sections = re.findall(r"^## (.*)$", made["pages"]["reference/finetuning.md"], re.MULTILINE)
+    assert sections[:3] == ["In no section", "task", "task.probe"]
+
+
 def test_no_description_is_empty(made):
     counted = 0
     for path, page in made["pages"].items():
@@ -282,6 +287,16 @@ def test_a_page_that_loads_from_elsewhere_is_refused(hooks, tmp_path: Path, html
         return
     with pytest.raises(hooks.PluginError, match="without a network"):
         hooks.on_post_build(config)
+
+
+def test_the_index_of_the_search_is_a_script_too(hooks, tmp_path):
+    """A page that is opened as a file can load no other."""
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search_index.json").write_text('{"docs": ["über"]}', encoding="utf-8")
+    config = hooks.MkDocsConfig()
+    config["site_dir"] = str(tmp_path)
+    hooks.on_post_build(config)
+    assert (tmp_path / "search" / "search_index.js").read_text("utf-8") == 'var __index = {"docs": ["über"]}'
 
 
 def test_links_to_code_are_told_from_links_between_pages(hooks):

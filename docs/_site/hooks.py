@@ -113,7 +113,8 @@ def on_post_build(config: MkDocsConfig) -> None:
     Raises: PluginError if a page loads anything from another place than the site itself.
     """
     index = Path(config.site_dir, "search", "search_index.json")
-    index.with_suffix(".js").write_text(f"var __index = {index.read_text('utf-8')}", encoding="utf-8")
+    if index.exists():
+        index.with_suffix(".js").write_text(f"var __index = {index.read_text('utf-8')}", encoding="utf-8")
     for path in Path(config.site_dir).rglob("*.html"):
         if found := LOADED.search(path.read_text("utf-8")):
             raise PluginError(f"{path}: loads {found[1]}, and the site must work without a network")

@@ -82,10 +82,10 @@ def sections(root: str) -> list[Section]:
 
 
 def _walk(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    yield prefix.removesuffix("."), config
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(value := getattr(config, field.name)):
             yield from _walk(value, f"{prefix}{field.name}.")
-    yield prefix.removesuffix("."), config
 
 
 def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
