@@ -46,7 +46,8 @@ def write_dataset(path, shards: list[np.ndarray], **row: int) -> np.ndarray:
     train = {"sequences": sum(map(len, shards)), "shards": written}
     splits = {"train": train, "heldout": {"sequences": 0, "shards": []}}
     made_with = {"numpy": "1.0"}
-    records.finish_dataset(path, IDENTITY, row, TOKENIZER, splits, np.arange(VOCAB_SIZE), made_with, note=7)
+    made = records.finish_dataset(path, IDENTITY, row, TOKENIZER, splits, np.arange(VOCAB_SIZE), made_with, note=7)
+    assert made == json.loads((path / records.MANIFEST).read_text())
     return np.concatenate(shards)
 
 
@@ -77,6 +78,7 @@ def test_gather_refuses_rows_that_do_not_exist(tmp_path):
 
 def test_rows_without_predictions_are_those_of_before():
     """Byte for byte: the record of docs/decisions/0004-row-format.md, written out."""
+    assert records.NO_LABEL == -1
     fields = [("token_ids", "<u2", (128,)), ("word_starts", "u1", (16,)), ("lengths", "<u2", (3,)),
               ("first_lengths", "<u2", (3,)), ("labels", "i1", (3,)), ("numbers", "<u4", (3,))]  # fmt: skip
     assert records.row_dtype(128, 3, 30522) == records.row_dtype(128, 3, 30522, predictions=0) == np.dtype(fields)
@@ -359,24 +361,38 @@ def pretrain_reads(path) -> None:
     opened.train.gather(np.arange(min(3, opened.train.num_rows)))
 
 
-def test_a_manifest_says_what_stands_where(dataset):
+@pytest.mark.parametrize(
+    ("path", "wrong", "expected"),
+    [
+        (("row", "length"), "x", "Expected `int`, got `str`"),
+        (("row", "length"), 0, "Expected `int` >= 1"),
+        (("row", "length"), 2**16, "Expected `int` <= 65535"),
+        (("row", "max_sequences"), 0, "Expected `int` >= 1"),
+        (("row", "max_sequences"), 2**16, "Expected `int` <= 65535"),
+        (("row", "predictions"), -1, "Expected `int` >= 0"),
+        (("row", "predictions"), 2**16, "Expected `int` <= 65535"),
+        (("tokenizer", "vocab_size"), 0, "Expected `int` >= 1"),
+        (("tokenizer", "vocab_size"), 2**31, "Expected `int` <= 2147483647"),
+        (("splits", "train", "shards", 0, "blocks", "rows"), 0, "Expected `int` >= 1"),
+        (("splits", "train", "shards", 1, "sha256"), [], "Expected `str`, got `array`"),
+        (("splits", "train", "shards", 0, "rows"), 10**300, "Expected `int` <= 9007199254740991"),
+        (("token_counts", "name"), None, "Expected `str`, got `null`"),
+    ],
+)
+def test_a_manifest_says_what_stands_where(dataset, path, wrong, expected):
     manifest = json.loads((dataset / records.MANIFEST).read_text())
-    for path, wrong, expected in [
-        (("row", "length"), "x", "Expected `int`, got `str` - at `$.row.length`"),
-        (
-            ("splits", "train", "shards", 1, "sha256"),
-            [],
-            "Expected `str`, got `array` - at `$.splits.train.shards[1].sha256`",
-        ),
-        (
-            ("splits", "train", "shards", 0, "rows"),
-            10**300,
-            "Expected `int` <= 9007199254740991 - at `$.splits.train.shards[0].rows`",
-        ),
-        (("token_counts", "name"), None, "Expected `str`, got `null` - at `$.token_counts.name`"),
-    ]:
-        (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.replaced(manifest, path, wrong)))
-        assert f"{dataset / records.MANIFEST}: {expected}" in refusal(dataset)
+    (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.replaced(manifest, path, wrong)))
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    assert f"{dataset / records.MANIFEST}: {expected} - at `${place}`" in refusal(dataset)
+
+
+def test_the_smallest_manifest_is_read_and_one_that_lacks_a_field_is_not(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    least = manifest | {"row": {"length": 1, "max_sequences": 1, "predictions": 0}}
+    least |= {"tokenizer": manifest["tokenizer"] | {"vocab_size": 1}}
+    least["splits"]["train"]["shards"][0]["blocks"] = {"rows": 1, "crc32c": ""}
+    (dataset / records.MANIFEST).write_text(json.dumps(least))
+    assert "does not hold the counts of 1 tokens" in refusal(dataset)
     (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.without(manifest, ("row", "length"))))
     assert "manifest.json: Object missing required field `length` - at `$.row`" in refusal(dataset)
 
