@@ -218,21 +218,38 @@ def test_a_lease_of_a_process_of_this_machine_that_is_dead_is_taken_over_at_once
         assert holder == "" and time.monotonic() - began < 5
 
 
+HERE = {"machine": leases._machine(), "pid": os.getpid(), "began": leases._began(os.getpid())}
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "age", "seconds"),
     [
-        b"",
-        b"[]",
-        b"not JSON",
-        b"[" * 200_000,
-        b'{"pid": "x", "expire_seconds": 0.1}',
-        b'{"pid": "\\u0000", "machine": "x"}',
-    ]
-    + [
-        b'{"expire_seconds": %s}' % wrong
-        for wrong in (b"null", b'"soon"', b'"inf"', b"Infinity", b"NaN", b"-1", b"1e9")
+        *((content, 0, 60) for content in (b"", b"[]", b"not JSON", b"[" * 200_000, b'{"pid": "\\u0000"}')),
+        *((b'{"expire_seconds": %s}' % wrong, 0, 60)
+          for wrong in (b"null", b'"soon"', b'"inf"', b"Infinity", b"NaN", b"-1", b"0", b"1e9", b"3601")),
+        (b'{"expire_seconds": 3600}', 0, 3600),
+        (b'{"expire_seconds": 40}', 10, 30),
+        (b'{"expire_seconds": 40}', 39, 15),  # clocks may differ: one and a half times the time between renewals
+        (HERE | {"expire_seconds": 40}, 10, 30),
+        (HERE | {"expire_seconds": 40, "began": "7"}, 10, 0),  # another process had this number
+        (HERE | {"machine": "", "began": "7"}, 0, 60),
+        (HERE | {"machine": "other", "began": "7"}, 0, 60),
+        ({"machine": HERE["machine"], "began": "7"}, 0, 0),
     ],
-)
+)  # fmt: skip
+def test_how_long_a_lease_is_watched(content, age, seconds):
+    about = leases._read(json.dumps(content).encode() if isinstance(content, dict) else content)
+    assert about["name"] == "" and leases._patience(about, age) == seconds
+
+
+def test_who_holds_a_lease_is_told():
+    assert leases._describe({}, 0.4) == "process ? on an unknown host, renewed 0 s ago"
+    about = {"pid": 7, "host": "there", "doing": "x" * 300}
+    assert leases._describe(about, 12.6) == f"process 7 on there, renewed 13 s ago, {'x' * 200}"
+    assert leases._began(2**30) == "" and leases._began(os.getpid()).isdecimal() and len(HERE["machine"]) > 40
+
+
+@pytest.mark.parametrize("content", [b"", b'{"pid": "x", "expire_seconds": 0.1}'])
 def test_a_damaged_lease_expires_too(root, soon, content):
     (root / leases.LEASE).write_bytes(content)
     with leases.lease(str(root / leases.LEASE), str(root)) as holder:
