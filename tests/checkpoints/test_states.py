@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from hashlib import sha256
@@ -76,6 +77,18 @@ def test_a_seal_names_every_file_and_each_damage_is_told(sealed_place):
     assert find_damage(sealed_place) == f"{SEAL} is missing, so it was never finished"
 
 
+def test_every_flipped_bit_of_a_seal_is_damage(tmp_path):
+    """Also those in the metric, the notes, the step, the shapes, and the digest itself."""
+    (tmp_path / "a").write_bytes(b"abc")
+    seal(tmp_path, ABOUT | {"step": 2, "metric": 0.5, "notes": {"from": 2}})
+    content, whole = (tmp_path / SEAL).read_bytes(), json.loads((tmp_path / SEAL).read_text())
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        (tmp_path / SEAL).write_bytes(changed)
+        assert find_damage(tmp_path) or json.loads(changed) == whole, (place, bytes(changed[place - 20 : place + 20]))
+
+
 def test_objects_of_others_are_not_sealed(sealed_place):
     seal(sealed_place, ABOUT, "state/")
     assert ("a" in read_seal(sealed_place)["files"]) == isinstance(sealed_place, Path)
@@ -133,7 +146,7 @@ def test_a_read_is_tried_again_only_where_its_checkpoint_was_deleted(tmp_path, f
             raise KeyError(path.name)
 
     save(1)
-    with pytest.raises(KeyError if fails else InputError, match="" if fails else "are deleted while they are read"):
+    with pytest.raises(KeyError if fails else InputError, match="0000" if fails else "are deleted while they are read"):
         read_newest(tmp_path, read_one)
     assert len(read) == times
 
@@ -177,16 +190,10 @@ def test_what_is_saved_comes_back(tmp_path, abstract):
     assert restored.passed_over == [] and restored.notes == {"from": 2}
 
 
-def test_every_flipped_bit_of_a_seal_is_damage_and_an_older_checkpoint_is_used(tmp_path, abstract):
-    """Also those in the metric, the notes, the step, the shapes, and the digest itself."""
+def test_a_seal_that_was_changed_is_damage_and_an_older_checkpoint_is_used(tmp_path, abstract):
     save_all(tmp_path / "c", {1: 0.25, 2: 0.5}).close()
     path = tmp_path / "c" / "00000002"
-    content, whole = (path / SEAL).read_bytes(), json.loads((path / SEAL).read_text())
-    for place in range(len(content)):
-        changed = bytearray(content)
-        changed[place] ^= 1 << place % 8
-        (path / SEAL).write_bytes(changed)
-        assert find_damage(path) or json.loads(changed) == whole, (place, bytes(changed[place - 20 : place + 20]))
+    content = (path / SEAL).read_bytes()
     (path / SEAL).write_bytes(content.replace(b'"metric": 0.5', b'"metric": 0.1'))
     checkpoints = Checkpoints(tmp_path / "c")
     assert checkpoints.best_step() == 1
@@ -226,9 +233,18 @@ def test_nothing_saved_is_none(tmp_path, abstract):
     assert Checkpoints(tmp_path / "c").restore(abstract).state is None
 
 
-def test_last_and_best_are_kept_together(tmp_path):
-    checkpoints = save_all(tmp_path / "c", {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 4.0})
-    assert checkpoints.steps() == [2, 4, 5]
+@pytest.mark.parametrize(
+    ("metrics", "keep", "steps", "best"),
+    [
+        ({1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 4.0}, {}, [2, 4, 5], 2),
+        ({1: 1.0, 2: 2.0, 3: None, 4: 9.0}, {}, [1, 3, 4], 1),  # one without a metric is never best
+        ({1: math.nan, 2: 0.5, 3: 0.5, 4: math.nan}, {}, [2, 3, 4], 2),
+        ({1: 1.0, 2: 2.0, 3: 3.0}, {"keep_last": 1, "keep_best": 0}, [3], 3),
+    ],
+)
+def test_last_and_best_are_kept_together(tmp_path, metrics, keep, steps, best):
+    checkpoints = save_all(tmp_path / "c", metrics, **keep)
+    assert checkpoints.steps() == steps and checkpoints.best_step() == best
 
 
 def test_losses_of_different_phases_are_not_compared(tmp_path):
@@ -241,22 +257,13 @@ def test_losses_of_different_phases_are_not_compared(tmp_path):
     assert checkpoints.steps() == [3, 4, 5]
 
 
-def test_a_bad_newest_one_is_kept_and_an_unmeasured_one_is_never_best(tmp_path):
-    assert save_all(tmp_path / "c", {1: 1.0, 2: 2.0, 3: None, 4: 9.0}, keep_last=2, keep_best=1).steps() == [1, 3, 4]
-    assert save_all(tmp_path / "d", {1: 1.0, 2: 2.0, 3: 3.0}, keep_last=2, keep_best=0).steps() == [2, 3]
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "seal removed", "seal damaged"])
+@pytest.mark.parametrize("damage", ["flip", "seal removed", "seal damaged"])
 def test_damage_is_named_and_the_one_before_is_used(tmp_path, abstract, damage):
     directory = tmp_path / "c"
     checkpoints = save_all(directory, {1: None, 2: None, 3: None}, keep_last=3)
     victim = data_files(directory, 3)[0]
     if damage == "flip":
         flip_a_byte(victim)
-    elif damage == "truncate":
-        victim.write_bytes(victim.read_bytes()[:-1])
-    elif damage == "remove":
-        victim.unlink()
     elif damage == "seal removed":
         (directory / "00000003" / SEAL).unlink()
     else:
@@ -286,18 +293,6 @@ def test_a_file_on_a_bad_sector_is_damage_and_one_of_another_user_is_not(tmp_pat
     monkeypatch.setattr(sealed, "sha256_file", lambda path: read(path, OSError(5, "Input/output error")))
     restored = checkpoints.restore(abstract)
     assert int(restored.state["step"]) == 1 and "cannot be read: Input/output error" in restored.passed_over[0]
-
-
-def test_every_flipped_byte_is_seen(tmp_path):
-    directory = tmp_path / "c"
-    save_all(directory, {1: None})
-    for path in data_files(directory, 1):
-        if path.stat().st_size:
-            whole = path.read_bytes()
-            flip_a_byte(path)
-            assert path.name in find_damage(directory / "00000001")
-            path.write_bytes(whole)
-    assert find_damage(directory / "00000001") is None
 
 
 def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tmp_path, abstract):
@@ -336,12 +331,6 @@ def test_an_unfinished_one_beside_a_damaged_one_is_an_error_and_not_a_new_start(
     assert checkpoints.steps() == [1, 2]
 
 
-def test_a_metric_that_is_no_number_is_never_best(tmp_path):
-    nan = float("nan")
-    checkpoints = save_all(tmp_path / "c", {1: nan, 2: 0.5, 3: 0.9, 4: nan, 5: 0.7}, keep_last=2, keep_best=1)
-    assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
-
-
 def test_a_directory_without_files_is_not_sealed_and_not_whole(tmp_path):
     about = {"step": 1, "metric": None, "arrays": {"x": ["float32", [1]]}, "notes": {}}
     with pytest.raises(InputError, match="something else moved it"):
@@ -351,8 +340,8 @@ def test_a_directory_without_files_is_not_sealed_and_not_whole(tmp_path):
     assert find_damage(tmp_path) == f"{SEAL} names no files"
 
 
-@pytest.mark.parametrize("content", ['{"half', "[]", "{}", '{"metric": "low"}'])
-def test_an_older_seal_that_cannot_be_read_stops_no_save(tmp_path, content):
+@pytest.mark.parametrize(("content", "other"), [('{"half', "[]"), ('{"metric": "low"}', "{}")])
+def test_an_older_seal_that_cannot_be_read_stops_no_save(tmp_path, content, other):
     checkpoints = save_all(tmp_path / "c", {1: 1.0, 2: 2.0}, keep_last=2)
     (tmp_path / "c" / "00000001" / SEAL).write_text(content)
     for step in (3, 4):
@@ -360,7 +349,7 @@ def test_an_older_seal_that_cannot_be_read_stops_no_save(tmp_path, content):
     checkpoints.wait()
     assert checkpoints.steps() == [3, 4] and checkpoints.best_step() == 4
     for step in (3, 4):
-        (tmp_path / "c" / f"{step:08d}" / SEAL).write_text(content)
+        (tmp_path / "c" / f"{step:08d}" / SEAL).write_text(other)
     with pytest.raises(InputError, match="has a metric that can be read"):
         checkpoints.best_step()
 
@@ -480,15 +469,6 @@ def test_all_files_are_on_the_disk_before_the_seal_is(tmp_path, monkeypatch):
     (last,) = [number for number, path in enumerate(synced) if path.startswith(f"{place}/.{SEAL}.")]
     expected = {place, place.parent, *place.rglob("*")} - {place / SEAL}
     assert set(map(str, expected)) <= set(synced[:last])
-
-
-def test_the_seal_names_every_file(tmp_path):
-    save_all(tmp_path / "c", {1: 0.5})
-    directory = tmp_path / "c" / "00000001"
-    content = json.loads((directory / SEAL).read_text())
-    on_disk = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} - {SEAL}
-    assert set(content["files"]) == on_disk and content["metric"] == 0.5
-    shutil.rmtree(directory)
 
 
 class Killed(BaseException):

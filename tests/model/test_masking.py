@@ -77,9 +77,7 @@ def test_labels_are_the_hidden_tokens_and_the_rest_is_untouched():
     assert (masked.mlm_positions[empty] == 0).all() and (masked.mlm_labels[empty] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("mask_rate", "random_rate"), [(0.8, 0.1), (1.0, 0.0), (0.8, 0.2), (0.8, 0.0), (0.0, 0.2), (0.0, 1.0)]
-)
+@pytest.mark.parametrize(("mask_rate", "random_rate"), [(0.8, 0.1), (1.0, 0.0), (0.0, 0.2)])
 def test_mixes_of_table_8_within_binomial_bounds(mask_rate, random_rate):
     batch = random_batch(seed=1, num_rows=1024, row_length=64)
     config = MaskingConfig(mask_rate=mask_rate, random_rate=random_rate)
@@ -133,22 +131,6 @@ def test_dynamic_masks_change_with_the_epoch_and_static_ones_do_not():
     assert (mask(batch).mlm_positions != other_seed.mlm_positions).any()
 
 
-def test_packing_changes_no_mask():
-    packed = random_batch(seed=4, num_rows=8, row_length=96, num_sequences=3)
-    masked = mask(packed)
-    for row in range(8):
-        for place in range(3):
-            inside = packed.sequence_ids[row] == place + 1
-            length = inside.sum()
-            alone = random_batch(num_rows=1, row_length=96)
-            for name in ("token_ids", "sequence_ids"):
-                getattr(alone, name)[:] = 0
-                getattr(alone, name)[0, :length] = getattr(packed, name)[row][inside]
-            alone.sequence_ids[0, :length] = 1
-            alone = alone._replace(sequence_numbers=packed.sequence_numbers[row : row + 1, place : place + 1])
-            assert (mask(alone).token_ids[0, :length] == masked.token_ids[row][inside]).all()
-
-
 def test_rows_do_not_depend_on_their_neighbours():
     batch = random_batch(num_rows=16)
     half = jax.tree.map(lambda x: x[8:], batch)
@@ -185,7 +167,7 @@ def words_by_the_book(scores, num_words, candidates, starts, sequence, budget):
     return chosen
 
 
-@pytest.mark.parametrize(("max_ngram", "num_sequences"), [(1, 1), (1, 3), (3, 1), (3, 3)])
+@pytest.mark.parametrize(("max_ngram", "num_sequences"), [(1, 3), (3, 1)])
 def test_words_are_chosen_by_the_references_loop(max_ngram, num_sequences):
     batch = random_batch(seed=6, num_rows=48, row_length=60, num_sequences=num_sequences)
     rng = np.random.default_rng(1)
@@ -263,10 +245,10 @@ def test_ngram_lengths_have_the_chances_of_their_inverses():
     np.testing.assert_allclose(counts / 60_000, np.array([6, 3, 2]) / 11, atol=0.01)
 
 
-@pytest.mark.parametrize("max_ngram", [1, 3])
-def test_packing_changes_no_mask_of_words(max_ngram):
+@pytest.mark.parametrize(("whole_word", "max_ngram"), [(False, 1), (True, 1), (True, 3)])
+def test_packing_changes_no_mask(whole_word, max_ngram):
     packed = with_words(random_batch(seed=4, num_rows=8, row_length=96, num_sequences=3))
-    config = MaskingConfig(whole_word=True, max_ngram=max_ngram)
+    config = MaskingConfig(whole_word=whole_word, max_ngram=max_ngram)
     masked = mask(packed, config)
     alone = random_batch(num_rows=24, row_length=96)
     for name in ("token_ids", "sequence_ids", "word_starts"):
