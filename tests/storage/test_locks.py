@@ -18,9 +18,12 @@ from bert_jax.data import building, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.storage import locks, writing
 
-HOLDER = f"process {os.getpid()} on {socket.gethostname()}"
-BUSY = rf"is being written by another command \({HOLDER}\); choose another"
 OPTIONS = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1)
+
+
+def busy() -> str:
+    """Returns what others are told of this process, which may be a fork of the one that has imported this module."""
+    return rf"is being written by another command \(process {os.getpid()} on {socket.gethostname()}\); choose another"
 
 
 def names(folder: Path) -> list[str]:
@@ -40,7 +43,7 @@ def text(tmp_path) -> tuple[str, str]:
 def test_an_output_has_one_writer_and_no_lock_is_left(tmp_path, inside):
     output = tmp_path / "deep" / "output"
     with locks.writing(output, inside):
-        with pytest.raises(InputError, match=BUSY), locks.writing(output, inside):
+        with pytest.raises(InputError, match=busy()), locks.writing(output, inside):
             pass
     assert not names(tmp_path)
     with locks.writing(output, inside):
@@ -106,7 +109,7 @@ def test_a_directory_has_one_writer_who_finds_no_remains(tmp_path):
     (tmp_path / ".new.er.123.tmp").mkdir()  # of another output
     with writing.new_directory(tmp_path / "new") as folder:
         (folder / "file").touch()
-        with pytest.raises(InputError, match=BUSY), writing.new_directory(tmp_path / "new"):
+        with pytest.raises(InputError, match=busy()), writing.new_directory(tmp_path / "new"):
             pass
         assert (folder / "file").is_file()
     assert sorted(os.listdir(tmp_path)) == [".new.er.123.tmp", "new"]
@@ -136,9 +139,9 @@ def test_temporary_names_differ_though_process_numbers_do_not(tmp_path):
 def test_a_model_has_one_writer(tmp_path):
     bert = growing_bert()
     with locks.writing(tmp_path / "new"):
-        with pytest.raises(InputError, match=BUSY):
+        with pytest.raises(InputError, match=busy()):
             save_pretrained(bert, tmp_path / "new", replace=False)
-        with pytest.raises(InputError, match=BUSY):
+        with pytest.raises(InputError, match=busy()):
             save_pretrained(bert, tmp_path / "new")
     save_pretrained(bert, tmp_path / "new", replace=False)
     with pytest.raises(InputError, match="new exists; give a directory that does not"):
@@ -160,7 +163,7 @@ def test_a_data_set_in_the_making_is_left_alone_by_a_second_command(tmp_path, te
         writing.write_json(output / building.WORK / "options.json", {})
         (output / building.WORK / ".half.1.tmp").touch()
         before = names(output)
-        with pytest.raises(InputError, match=BUSY):
+        with pytest.raises(InputError, match=busy()):
             prepare.prepare(*text, str(output), OPTIONS, num_workers=1)
         assert names(output) == before
 
