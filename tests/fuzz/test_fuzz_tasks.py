@@ -98,26 +98,22 @@ def make_swag(directory: Path) -> None:
     (directory / "train.csv").write_text(stream.getvalue())
 
 
-def make_choices(directory: Path) -> None:
-    rows = [{"context": "The ban", "choices": ["ran", "sat"], "label": row % 2, "id": row} for row in range(3)]
-    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def lines(name: str, rows: list):
+    """Returns what writes a file with a line for each row, as JSON unless it is a text."""
+    content = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    return lambda directory: (directory / name).write_text(content)
+
+
+TAGGED = "-DOCSTART- O\n\n" + "The O\nBan B-PER\nran O\n\nOld B-LOC\nTown I-LOC\n\n" * 2
+CHOICES = [{"context": "The ban", "choices": ["ran", "sat"], "label": row % 2, "id": row} for row in range(3)]
+SOFT = [{"text": "The ban", "labels": label} for label in (["a", "b"], [], "b,a", {"a": 0.5, "b": 1})] * 6
+TRIPLETS = [{"anchor": " ".join(WORDS[row:]), "positive": "the ban", "negatives": ["old"]} for row in range(4)]
 
 
 def make_tagged(directory: Path) -> None:
-    sentences = ["The O\nBan B-PER\nran O\n", "Old B-LOC\nTown I-LOC\n"] * 2
-    (directory / "train.conll").write_text("-DOCSTART- O\n\n" + "\n".join(sentences))
-    (directory / "train.txt").write_text("-DOCSTART-\tO\n\n" + "\n".join(sentences).replace(" ", "\t"))
-    (directory / "said.conll").write_text("-DOCSTART- O\n\n" + "\n".join(sentences))
-
-
-def make_tagged_lines(directory: Path) -> None:
-    rows = [{"tokens": ["The", "Ban"], "ner_tags": ["O", "B-PER"]}] * 3
-    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def make_soft(directory: Path) -> None:
-    rows = [{"text": "The ban", "labels": label} for label in (["a", "b"], [], "b,a", {"a": 0.5, "b": 1})] * 6
-    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "train.conll").write_text(TAGGED)
+    (directory / "train.txt").write_text(TAGGED.replace(" ", "\t"))
+    (directory / "said.conll").write_text(TAGGED)
 
 
 def make_parquet(directory: Path) -> None:
@@ -150,24 +146,6 @@ def table(suffix: str, cases: int) -> Reader:
     return Reader(
         f"table{suffix}", make_table(suffix), lambda path: read_task(path / name, "classification"), (name,), cases
     )
-
-
-def make_regression(directory: Path) -> None:
-    (directory / "train.tsv").write_text("text\tlabel\n" + "".join(f"the ban\t{row}.5\n" for row in range(4)))
-
-
-def make_triplets(directory: Path) -> None:
-    rows = [{"anchor": " ".join(WORDS[row:]), "positive": "the ban", "negatives": ["old", "town"]} for row in range(4)]
-    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def make_graded(directory: Path) -> None:
-    rows = "".join(f"the ban {row}\tthe town\t{row}.5\n" for row in range(4))
-    (directory / "train.tsv").write_text("sentence1\tsentence2\tscore\n" + rows)
-
-
-def make_sentences(directory: Path) -> None:
-    (directory / "train.txt").write_text("the ban ran\nthe town\tsat\n\nthe sea\n")
 
 
 def make_beir(directory: Path) -> None:
@@ -206,17 +184,47 @@ READERS = [
     *(glue(name, 60) for name in TASKS if name != "ax"),
     Reader("squad", make_squad, read_squad, ("dev.json", "answered.json"), 500),
     Reader("swag", make_swag, lambda path: read_task(path, "choice"), ("train.csv",), 250),
-    Reader("choices", make_choices, lambda path: read_task(path, "choice"), ("train.jsonl",), 250),
+    Reader("choices", lines("train.jsonl", CHOICES), lambda path: read_task(path, "choice"), ("train.jsonl",), 250),
     Reader("ner-blanks", make_tagged, lambda path: read_task(path / "train.conll", "ner"), ("train.conll",), 150),
     Reader("ner-tabs", make_tagged, lambda path: read_task(path / "train.txt", "ner"), ("train.txt",), 150),
-    Reader("ner-jsonl", make_tagged_lines, lambda path: read_task(path, "ner"), ("train.jsonl",), 200),
+    Reader(
+        "ner-jsonl",
+        lines("train.jsonl", [{"tokens": ["The", "Ban"], "ner_tags": ["O", "B-PER"]}] * 3),
+        lambda path: read_task(path, "ner"),
+        ("train.jsonl",),
+        200,
+    ),
     *(table(suffix, 150) for suffix in (".tsv", ".csv", ".jsonl", ".json", ".tsv.gz")),
-    Reader("labels", make_soft, lambda path: read_task(path, "multilabel"), ("train.jsonl",), 250),
+    Reader("labels", lines("train.jsonl", SOFT), lambda path: read_task(path, "multilabel"), ("train.jsonl",), 250),
     Reader("columns", make_parquet, lambda path: read_task(path, "classification"), ("train.parquet",), 300),
-    Reader("regression", make_regression, lambda path: read_task(path, "regression"), ("train.tsv",), 150),
-    Reader("triplets", make_triplets, lambda path: read_task(path, "embeddings"), ("train.jsonl",), 150),
-    Reader("graded", make_graded, lambda path: read_task(path, "embeddings"), ("train.tsv",), 150),
-    Reader("sentences", make_sentences, lambda path: read_task(path / "train.txt", "embeddings"), ("train.txt",), 100),
+    Reader(
+        "regression",
+        lines("train.tsv", ["text\tlabel", *(f"the ban\t{row}.5" for row in range(4))]),
+        lambda path: read_task(path, "regression"),
+        ("train.tsv",),
+        150,
+    ),
+    Reader(
+        "triplets",
+        lines("train.jsonl", TRIPLETS),
+        lambda path: read_task(path, "embeddings"),
+        ("train.jsonl",),
+        150,
+    ),
+    Reader(
+        "graded",
+        lines("train.tsv", ["sentence1\tsentence2\tscore", *(f"the ban {row}\tthe town\t{row}.5" for row in range(4))]),
+        lambda path: read_task(path, "embeddings"),
+        ("train.tsv",),
+        150,
+    ),
+    Reader(
+        "sentences",
+        lines("train.txt", ["the ban ran", "the town\tsat", "", "the sea"]),
+        lambda path: read_task(path / "train.txt", "embeddings"),
+        ("train.txt",),
+        100,
+    ),
     Reader("beir", make_beir, read_beir, ("*.jsonl", "qrels/*.tsv"), 200),
     Reader("score-squad", make_squad, score_squad, ("*.json",), 300),
     *(submission(name, 100) for name in ("sst2", "stsb", "mnli")),

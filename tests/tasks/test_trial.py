@@ -49,11 +49,6 @@ class MoreOutputsOwnLoss(OwnLoss):
     more = 1
 
 
-class NoLastAxis(Sum):
-    def logits(self, *given):
-        return super().logits(*given)[..., 0]
-
-
 class OneSequence(Sum):
     def vectors(self, encoded, batch):
         return encoded.hidden[:, :1]
@@ -69,10 +64,6 @@ class Misspelt(Sum):
 
 class NoTuple(Sum):
     parts = "mine"
-
-
-class NoName(Sum):
-    name = None
 
 
 class NoPooler(Sum):
@@ -95,11 +86,6 @@ class NoLoss(Sum):
         return {"lost": (jnp.sum(logits), jnp.sum(weights))}
 
 
-class NoPair(Sum):
-    def losses(self, logits, batch, weights):
-        return {"loss": jnp.sum(logits)}
-
-
 class NotSummed(Sum):
     def losses(self, logits, batch, weights):
         return {"loss": (logits, weights)}
@@ -110,19 +96,9 @@ class LossFails(Sum):
         return {}["missing"]
 
 
-class OtherWeights(Sum):
-    def weights(self, batch):
-        return batch.sequence_weights[:, 0]
-
-
 class NoPlace(Sum):
     def write_label(self, labels, label, spot):
         labels[99] = label
-
-
-class NoOutputs(Sum):
-    def outputs(self, outputs, spot):
-        return outputs[99]
 
 
 class ConstantFails(Sum):
@@ -149,21 +125,16 @@ class NoHash(Sum):
 HEADS = {
     MoreOutputs: "MoreOutputs.logits gave (2, 1, 4); needed: (2, 1, 3), 3 outputs for each of the labels",
     MoreOutputsOwnLoss: "MoreOutputsOwnLoss.logits gave [(4,), (4,)] for two examples; needed: [(3,), (3,)], as Class",
-    NoLastAxis: "NoLastAxis.logits gave (2, 1); needed: (2, 1, 3)",
     OneSequence: "OneSequence.logits gave (2, 1, 3); needed: (2, 6, 3)",
     Misspelt: "Misspelt.parts gave ('mien',); needed: the names of the modules that logits makes, ['mine']",
     NoTuple: "NoTuple.parts gave 'mine'; needed: a tuple",
-    NoName: "NoName.name gave None; needed: a str",
     NoPooler: "NoPooler.logits fails with AttributeError: 'NoneType'",
     ADict: "ADict.logits gave {'x': (2, 1, 3)}; needed: an array of floats [B, ...]",
     Classes: "Classes.logits gave (2, 1); needed: an array of floats",
     NoLoss: """NoLoss.losses gave {'lost': ((), ())}; needed: {"loss": (sum, weight), ...}""",
-    NoPair: "NoPair.losses gave {'loss': ()}; needed",
     NotSummed: "NotSummed.losses gave {'loss': ((2, 1, 3), (2, 1))}; needed",
     LossFails: "LossFails.losses fails with KeyError: 'missing' (test_trial.py, line ",
-    OtherWeights: "OtherWeights.logits gave (2, 1, 3); needed: (2, 3), 3 outputs for each of the labels",
     NoPlace: "NoPlace.write_label fails with IndexError: index 99 is out of bounds",
-    NoOutputs: "NoOutputs.outputs fails with IndexError: index 99 is out of bounds",
     ConstantFails: "ConstantFails.constant fails with KeyError: 'missing'",
     ExportFails: "ExportFails.exported fails with KeyError: 'missing'",
     OnlyInTraining: "OnlyInTraining.logits fails with ScopeParamNotFoundError: ",
@@ -286,11 +257,6 @@ class ListsOfIds(Kinds):
         return super().row_of(number, ids, label)._replace(token_ids=ids.tolist())
 
 
-class ShortTypes(Kinds):
-    def row_of(self, number, ids, label):
-        return super().row_of(number, ids, label)._replace(type_ids=np.zeros(1, np.uint8))
-
-
 class TooLong(Kinds):
     def row_of(self, number, ids, label):
         return super().row_of(number, np.repeat(ids, 30), label)
@@ -326,18 +292,9 @@ class OnePrediction(Kinds):
         return ["question"]
 
 
-class DecodeFails(Kinds):
-    def decode(self, examples, rows, outputs):
-        return [self.kinds[output.argmax() + 2] for output in outputs]
-
-
 class NoJson(Kinds):
     def show(self, prediction):
         return {"kind": np.float32(0.5)}
-
-
-class NoFields(Kinds):
-    show = bert_jax.Task.show
 
 
 class NoDirectory(Kinds):
@@ -348,11 +305,6 @@ class NoDirectory(Kinds):
 class OtherMetric(Kinds):
     def score(self, examples, predictions):
         return {"f1": 1.0}
-
-
-class ANumber(Kinds):
-    def score(self, examples, predictions):
-        return 1.0
 
 
 class NoConfig(Kinds):
@@ -373,7 +325,6 @@ TASKS = {
     NoSettings: "NoSettings.settle gave NoneType (None); needed: settings, a TaskConfig",
     ListOfRows: "ListOfRows.make_rows gave list (",
     ListsOfIds: "ListsOfIds.make_rows gave token_ids list, type_ids (4,) and lengths (4,); needed: arrays [L] both",
-    ShortTypes: "ShortTypes.make_rows gave token_ids (4,), type_ids (1,) and lengths (4,); needed: arrays [L] both",
     TooLong: "train of here has a sequence of 150 tokens and the model 64 positions; cut it there",
     OtherIds: "a token id in train of here is 1",
     NoLabel: "NoLabel.make_rows gave no label of example 0; needed: one in training",
@@ -381,12 +332,9 @@ TASKS = {
     MoreClasses: "MoreClasses.make_rows gave the label 2; needed: one below 2, as many as there are classes",
     OtherExamples: "OtherExamples.make_rows gave example 3; needed: an index below 3",
     OnePrediction: "OnePrediction.decode gave ['question']; needed: a list of 2, one for each example",
-    DecodeFails: "DecodeFails.decode fails with IndexError: tuple index out of range",
     NoJson: "NoJson.show gave {'kind': np.float32(0.5)}; needed: values of JSON (",
-    NoFields: "NoFields.show fails with AttributeError: 'str' object has no attribute '_asdict' (in bert_jax)",
     NoDirectory: "NoDirectory.write fails with FileNotFoundError: ",
     OtherMetric: "OtherMetric.score gave ['f1']; needed: also the task's metric, 'accuracy'",
-    ANumber: "ANumber.score gave float (1.0); needed: a dict of numbers",
     NoConfig: "NoConfig.tune gave str ('0.5'); needed: settings, a TaskConfig",
     OtherArguments: "OtherArguments(config, labels) makes no task: OtherArguments.__init__() takes 1 positional",
 }
