@@ -49,7 +49,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test-quick test test-all test-wheel test-reference test-tpu-aot test-gpu-aot test-newest test-oldest release constraints lint format types docs docs-serve clean
+.PHONY: help setup demo test-quick test test-all test-mutants test-wheel test-reference test-tpu-aot test-gpu-aot test-newest test-oldest release constraints lint format types docs docs-serve clean
 
 help:  ## this list of targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -113,6 +113,9 @@ test: $(READY)  ## runs the fast tests
 
 test-all: $(READY)  ## runs all tests that need no accelerator, also slow ones and those that use the network
 	$(PYTEST) -m "not gpu and not tpu and not tpu_aot and not gpu_aot"
+
+test-mutants: $(READY)  ## makes small faults in modules that hold results and data, and tells which their fast tests miss
+	$(PY) tests/mutants.py
 
 test-wheel: $(READY)  ## installs the wheel in a fresh environment and tests help, ten training steps, a prediction, a conversion
 	$(PY) -m pytest --numprocesses=0 -m network tests/test_wheel.py

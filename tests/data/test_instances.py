@@ -99,6 +99,7 @@ SINGLES = instances_of((1, 3, 3, 3), (0, 1, 1, 1), (6, 10, 10, 10))
         (PAIRS, {"second_type": 0}, ["a ##b / c /", "##d / ##d /", "a ##b / a ##b ##b c /"], [6, 5, 9]),
         (PAIRS, {"separators": 2}, ["a ##b / / c /", "##d / / ##d /", "a ##b / / a ##b ##b c /"], [5, 4, 5]),
         (SINGLES, {}, ["a ##b /", "##d /", "a ##b ##b c /"], [4, 3, 6]),
+        (SINGLES, {"separators": 2}, ["a ##b /", "##d /", "a ##b ##b c /"], [4, 3, 6]),
     ],
 )
 def test_rows_hold_the_spans_of_instances(made, template, expected, first_lengths):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are written whole or not at all."""
 
+import contextlib
 import errno
 import gzip
 import os
@@ -10,8 +11,10 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
+import numpy as np
 import pytest
 
 from bert_jax.errors import InputError
@@ -133,6 +136,71 @@ def test_a_full_disk_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="No space left on device; free some space"):
         with writing.atomic_path(tmp_path / "file"):
             raise OSError(28, "No space left on device")
+    assert not os.listdir(tmp_path)
+
+
+FREE = "free some space or choose another place"
+
+
+@pytest.mark.parametrize(
+    ("error", "place", "expected"),
+    [
+        (PermissionError(errno.EACCES, "No"), "out", "No; check its permissions or choose another place"),
+        (OSError(errno.EROFS, "Read-only"), "out", "Read-only; check its permissions or choose another place"),
+        (FileNotFoundError(errno.ENOENT, "None"), "out", "None; correct the path"),
+        (OSError(errno.ENOSPC, "No space"), "out", f"No space; {FREE}"),
+        (OSError("4096 requested and 0 written"), "out", f"No space left on device; {FREE}"),
+        (ValueError("x" * 300), "out", f"{'x' * 200}; {FREE}"),
+        (OSError(errno.ENOTEMPTY, "Full"), "out", "something else has made it meanwhile; choose another place"),
+        (OSError(errno.EEXIST, "There"), "out", "something else has made it meanwhile; choose another place"),
+        (OSError(errno.EEXIST, "There"), "file/a/out", "{}/file is a file; correct the path"),
+        (OSError(errno.ENOTDIR, "No directory"), "file/out", "{}/file is a file; correct the path"),
+        (OSError(errno.ENOTEMPTY, "Full"), "file/out", "something else has made it meanwhile; choose another place"),
+        (OSError(errno.EEXIST, "There"), "gs://b/o", "something else has made it meanwhile; choose another place"),
+    ],
+)
+def test_why_something_cannot_be_written(tmp_path, error, place, expected):
+    (tmp_path / "file").touch()
+    place = place if "://" in place else f"{tmp_path}/{place}"
+    assert str(writing.cannot_write(place, error)) == f"cannot write {place}: {expected.format(tmp_path)}"
+
+
+def test_room_is_asked_for_before_it_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000))
+    writing.check_space(tmp_path, 2_000_000)
+    with pytest.raises(InputError, match=r"it takes 3.5 MB and 2.0 MB are free; free some space"):
+        writing.check_space(tmp_path, 3_500_000)
+    with pytest.raises(InputError, match="cannot write"):
+        writing.check_space(tmp_path, 2_000_001)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_cannot_sync_is_none_that_fails(tmp_path, monkeypatch, number):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(descriptor)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(InputError, match="Input/output error") if number == errno.EIO else contextlib.nullcontext():
+        write_json(tmp_path / "a", {})
+    assert synced
+    synced.clear()
+    write_json(tmp_path / "b", {"b": 1, "a": "ä"}, durable=False)
+    writing.write_array(tmp_path / "c.npy", np.arange(3), durable=False)
+    assert not synced and (tmp_path / "b").read_text() == '{\n "a": "ä",\n "b": 1\n}\n'
+    assert np.load(tmp_path / "c.npy").tolist() == [0, 1, 2]
+
+
+def test_anything_is_removed_and_a_link_alone(tmp_path):
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    (tmp_path / "file").touch()
+    for name in ("link", "file", "none"):
+        writing.remove(tmp_path / name)
+    assert os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder" / "inside").is_dir()
+    writing.remove(tmp_path / "folder")
     assert not os.listdir(tmp_path)
 
 
