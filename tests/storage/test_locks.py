@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Of several commands that would write one output one does, and the others say who it is; nothing is half written."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.data import building, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.storage import locks, writing
+from bert_jax.storage.places import RemotePath
 
 OPTIONS = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1)
 
@@ -47,29 +51,62 @@ def test_an_output_has_one_writer_and_no_lock_is_left(tmp_path, inside):
             pass
     assert not names(tmp_path)
     with locks.writing(output, inside):
-        assert len(names(tmp_path)) == 1
+        (name,) = names(tmp_path)
+        assert name == f"deep/{f'output/{locks.LOCK}' if inside else '.output.lock'}"
+        assert not (tmp_path / name).stat().st_mode & 0o111
 
 
-def take_turns(folder: Path, rounds: int) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_output_in_a_store_has_a_lease(tmp_path, inside):
+    root = RemotePath(f"memory://{tmp_path.name}")
+    with locks.writing(root / "output", inside):
+        assert list(root.listing()) == ["output/.lease" if inside else ".output.lease"]
+    assert not root.listing()
+    with locks.writing("http://localhost:1/output", inside):  # where nothing can be written
+        pass
+
+
+@pytest.mark.parametrize(("failures", "is_found"), [(3, True), (locks._MOST_VANISHED, False)])
+def test_a_directory_that_vanishes_is_made_again_a_hundred_times(tmp_path, monkeypatch, failures, is_found):
+    opened, tried = os.open, []
+
+    def vanish(path, *more):
+        tried.append(path)
+        if len(tried) <= failures:
+            raise FileNotFoundError(2, "No such file or directory")
+        return opened(path, *more)
+
+    monkeypatch.setattr(locks.os, "open", vanish)
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: None)
+    with contextlib.nullcontext() if is_found else pytest.raises(FileNotFoundError):
+        with locks.lock_file(tmp_path / "lock") as holder:
+            assert not holder
+    assert len(tried) == failures + is_found
+
+
+def take_turns(folder: Path, rounds: int, all_there: Barrier) -> None:
     """Counts in a file, each time alone with it, and removes the lock's file after each turn."""
+    all_there.wait(60)
     for _ in range(rounds):
         with locks.lock_file(folder / "lock", wait=True) as holder:
             assert not holder
             number = int((folder / "count").read_text())
             (folder / "count").write_text("damaged")
+            time.sleep(0.001)
             (folder / "count").write_text(str(number + 1))
 
 
 def test_processes_that_wait_take_turns_though_the_file_is_removed_each_time(tmp_path):
     (tmp_path / "count").write_text("0")
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=take_turns, args=(tmp_path, 50)) for _ in range(3)]
+    all_there = context.Barrier(3)
+    processes = [context.Process(target=take_turns, args=(tmp_path, 20, all_there)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 3
-    assert (tmp_path / "count").read_text() == "150" and names(tmp_path) == ["count"]
+    assert (tmp_path / "count").read_text() == "60" and names(tmp_path) == ["count"]
 
 
 def test_what_cannot_be_locked_is_named(tmp_path):

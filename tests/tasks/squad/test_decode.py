@@ -99,6 +99,9 @@ def test_blanks_of_pieces_are_cut_off():
     example = [SquadExample("q", "?", "aa bb")]
     assert decode([row], [logits(5, {1: 9}, {2: 9})], example)[0].text == "aa"
     assert decode([row], [logits(5, {2: 9}, {2: 9})], example)[0].text == "bb"  # a blank alone is none
+    row = row._replace(detail=Window(1, np.array([[0, 2], [2, 5]], np.int32), np.ones(2, bool)))
+    [prediction] = decode([row], [logits(4, {2: 9}, {2: 9})], example)
+    assert (prediction.text, prediction.start, prediction.end) == ("bb", 3, 5)
 
 
 def test_no_row_and_no_span():
@@ -144,6 +147,8 @@ def test_no_answer_is_always_among_the_best():
 def test_an_answer_is_before_no_answer_of_the_same_score():
     [prediction] = decode([window()], [NOTHING], name="squad2")
     assert prediction.n_best[0].text == prediction.text == "aa" and prediction.n_best[-1].text == ""
+    [prediction] = decode([window()], [logits(start={0: 1}, end={3: 5})], name="squad2")
+    assert prediction.n_best[0].text == "aa" and prediction.null_odds == 1 - 5
 
 
 def test_logits_that_are_no_numbers():
