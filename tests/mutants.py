@@ -108,6 +108,18 @@ KNOWN: dict[str, dict[str, str]] = {
     "storage.resolve": {
         "_kinds_of: compare: {'config.json', 'tokenizer'} < set(names)": "what shows a model is one name more",
     },
+    "storage.locks": {
+        "_lock: number: os.pread(descriptor, 1001, 0)": "free",
+        "_lock: number: os.ftruncate(descriptor, 1)": "a longer line is written over it",
+    },
+    "storage.leases": {
+        "Lease.__init__: number: self._renewals = 1": "free",
+        "Lease._content: arithmetic: self._renewals -= 1": "any other number makes another version",
+        "Lease._content: number: self._renewals += 2": "any other number makes another version",
+        "Lease.take: compare: wait >= RENEW_SECONDS / 2": "free: how long a wait is told of",
+        "Lease.take: number: RENEW_SECONDS / 3": "free: how long a wait is told of",
+        "Lease.take: compare: _now() - began > wait": "it is asked again a moment later",
+    },
     "tasks.readers": {
         "import: arithmetic: 2 ** 31 + 1": "free",
         "import: number: 3 ** 31": "free",

@@ -59,6 +59,7 @@ def sealed_place(request, tmp_path):
 
 def test_a_seal_names_every_file_and_each_damage_is_told(sealed_place):
     content = read_seal(sealed_place)
+    assert content["format"] == 2
     assert find_damage(sealed_place) is None
     assert content["files"] == {name: {"bytes": 3, "sha256": sha256(b"abc").hexdigest()} for name in ("a", "state/b")}
     assert content["arrays"] == ABOUT["arrays"]
@@ -73,6 +74,8 @@ def test_a_seal_names_every_file_and_each_damage_is_told(sealed_place):
     assert read_seal(sealed_place)["files"].keys() == {"state/b"} and find_damage(sealed_place) is None
     seal(sealed_place, {"arrays": {}})
     assert find_damage(sealed_place) == f"{SEAL} names no arrays"
+    seal(sealed_place, {"arrays": {"x": ["float32", [2**31]]}})
+    assert "Expected `int` <= 2147483647" in find_damage(sealed_place)
     (sealed_place / SEAL).unlink()
     assert find_damage(sealed_place) == f"{SEAL} is missing, so it was never finished"
 

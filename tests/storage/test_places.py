@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -228,6 +229,7 @@ HERE = {"machine": leases._machine(), "pid": os.getpid(), "began": leases._began
         *((b'{"expire_seconds": %s}' % wrong, 0, 60)
           for wrong in (b"null", b'"soon"', b'"inf"', b"Infinity", b"NaN", b"-1", b"0", b"1e9", b"3601")),
         (b'{"expire_seconds": 3600}', 0, 3600),
+        (b'{"expire_seconds": 0.5}', 0, 15),
         (b'{"expire_seconds": 40}', 10, 30),
         (b'{"expire_seconds": 40}', 39, 15),  # clocks may differ: one and a half times the time between renewals
         (HERE | {"expire_seconds": 40}, 10, 30),
@@ -246,7 +248,30 @@ def test_who_holds_a_lease_is_told():
     assert leases._describe({}, 0.4) == "process ? on an unknown host, renewed 0 s ago"
     about = {"pid": 7, "host": "there", "doing": "x" * 300}
     assert leases._describe(about, 12.6) == f"process 7 on there, renewed 13 s ago, {'x' * 200}"
-    assert leases._began(2**30) == "" and leases._began(os.getpid()).isdecimal() and len(HERE["machine"]) > 40
+    assert leases._began(2**30) == "" and len(HERE["machine"]) > 40
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    assert leases._began(os.getpid()) == fields[19]
+
+
+@pytest.mark.parametrize(("age", "lost", "asks"), [(25, "", 0), (30, "", 0), (30.5, "", 1), (99, "lost", 0)])
+def test_a_lease_is_renewed_before_a_write_where_that_is_overdue(monkeypatch, age, lost, asks):
+    now, asked = [1000.0], []
+    monkeypatch.setattr(leases, "_now", lambda: now[0])
+    held = leases.Lease("memory://b/.lease", print, str)
+    held._renew, held._lost = lambda: asked.append(1), lost
+    now[0] += age
+    with pytest.raises(StoppedError, match="lost") if lost else contextlib.nullcontext():
+        held.check()
+    assert len(asked) == asks
+
+
+def test_who_is_told_of_a_lost_lease_may_release_it(root, soon):
+    ended = []
+    held = leases.Lease(str(root / leases.LEASE), lambda line: (held.release(), ended.append(line)), str)
+    assert held.take() == ""
+    (root / leases.LEASE).write_bytes(b'{"name": "other"}')
+    held._thread.join(5)
+    assert ended and (root / leases.LEASE).exists()
 
 
 @pytest.mark.parametrize("content", [b"", b'{"pid": "x", "expire_seconds": 0.1}'])
