@@ -170,30 +170,6 @@ def test_options_of_modernbert_come_back(tmp_path, changes):
     assert loaded == dataclasses.replace(model[0], **of_layers)
 
 
-def test_a_configuration_of_older_versions_says_the_same(tmp_path):
-    model = bert_of("modernbert", "masked_lm", global_every=2, rotary_theta=80_000.0)
-    save_hf(tmp_path / "out", *model)
-    where = tmp_path / "out" / "config.json"
-    about = json.loads(where.read_text())
-    for name in ("layer_types", "rope_parameters"):
-        del about[name]
-    where.write_text(json.dumps(about))
-    assert load_hf(tmp_path / "out").config == model[0]
-
-
-def test_an_angle_of_null_is_that_of_global_layers(tmp_path):
-    """In the versions that wrote it; one that is not there is 10,000."""
-    model = bert_of("modernbert", "masked_lm", rotary_theta=80_000.0)
-    save_hf(tmp_path / "out", *model)
-    where = tmp_path / "out" / "config.json"
-    about = json.loads(where.read_text())
-    del about["rope_parameters"]
-    for theta, expected in ((None, 80_000.0), (5.0, 5.0), ("", 10_000.0)):
-        about["local_rope_theta"] = theta
-        where.write_text(json.dumps({name: value for name, value in about.items() if value != ""}))
-        assert load_hf(tmp_path / "out").config.local_rotary_theta == expected
-
-
 @pytest.mark.parametrize("family", list(SIZES))
 @pytest.mark.parametrize("head", ["encoder", "masked_lm"])
 def test_names_that_a_trainer_put_before_are_read(tmp_path, family, head):
@@ -252,16 +228,7 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("roberta", {"is_decoder": True}, "is_decoder is true"),
         ("distilbert", {"activation": "silu"}, 'activation is "silu"'),
         ("electra", {"summary_type": "mean"}, 'summary_type is "mean"'),
-        ("modernbert", {"layer_types": ["sliding_attention"] * 3}, "every n-th layer"),
-        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type"),
-        ("modernbert", {"attention_bias": True}, "attention_bias is not mlp_bias"),
         ("modernbert", {"local_attention": "x"}, "another kind of file"),
-        ("modernbert", {"local_attention": 1}, "local_attention is 1, so"),
-        (
-            "modernbert",
-            {"rope_parameters": {"full_attention": {"type": "linear"}}},
-            'rope_type "linear"; it can be def',
-        ),
         ("modernbert", {"decoder_bias": False}, "decoder_bias is false"),
         ("modernbert", {"hidden_activation": "silu"}, "hidden_activation is"),
     ],
