@@ -120,6 +120,11 @@ KNOWN: dict[str, dict[str, str]] = {
         "Lease.take: number: RENEW_SECONDS / 3": "free: how long a wait is told of",
         "Lease.take: compare: _now() - began > wait": "it is asked again a moment later",
     },
+    "checkpoints.names": {
+        "from_params: number: (1, 0)": "what has no row is refused in any order",
+        "from_params: number: (0, 1)": "what has no row is refused in any order",
+        "from_params: compare: len(of) >= 1": "one part, joined, is itself",
+    },
     "tasks.readers": {
         "import: arithmetic: 2 ** 31 + 1": "free",
         "import: number: 3 ** 31": "free",

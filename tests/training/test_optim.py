@@ -239,6 +239,7 @@ def test_updates_shrink_with_the_distance_from_the_top():
     }
     scale = scale_by_depth(0.5)
     found, _ = scale.update(jax.tree.map(jnp.asarray, updates), scale.init(updates))
+    assert jax.tree.structure(found) == jax.tree.structure(updates)
     for path, leaf in jax.tree_util.tree_leaves_with_path(found):
         name = path_name(path)
         expected = [0.25, 0.5] if "layers" in name else [0.125 if "embeddings" in name else 1] * len(leaf)
