@@ -308,18 +308,6 @@ def test_the_fingerprint_is_of_the_contents(tmp_path, dataset):
     assert ours == copied != other
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    rows = random_rows(4, 0)
-
-    def chunks():
-        yield rows[:2]
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(InputError, match=r"cannot write .*shard.npy: No space left on device"):
-        records.write_shard(tmp_path / "shard.npy", rows.dtype, 4, chunks())
-    assert not os.listdir(tmp_path)
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
 def test_a_write_error_leaves_nothing_behind(tmp_path, monkeypatch):
     rows = random_rows(40_000, 0)

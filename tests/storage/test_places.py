@@ -296,18 +296,6 @@ def test_a_lost_lease_is_told_and_stops_every_write_below_it(root, soon):
     assert (root / leases.LEASE).read_bytes() == other and not (root / "metrics.jsonl").exists()
 
 
-def test_a_process_that_was_suspended_asks_before_it_writes(root, monkeypatch):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 100.0)  # its thread does nothing in this test
-    monkeypatch.setattr(leases, "EXPIRE_SECONDS", 0.2)
-    with leases.lease(str(root / leases.LEASE), str(root)):
-        (root / "x").write_bytes(b"1")
-        (root / leases.LEASE).write_bytes(b'{"name": "other"}')
-        time.sleep(0.2)
-        with pytest.raises(StoppedError, match="is now held by"):
-            (root / "x").write_bytes(b"2")
-    assert (root / "x").read_bytes() == b"1"
-
-
 def test_a_lost_answer_to_a_write_is_no_lost_lease(root, soon, monkeypatch):
     write, lost = stores.write_if, []
 
