@@ -120,6 +120,9 @@ KNOWN: dict[str, dict[str, str]] = {
         "Lease.take: number: RENEW_SECONDS / 3": "free: how long a wait is told of",
         "Lease.take: compare: _now() - began > wait": "it is asked again a moment later",
     },
+    "checkpoints.families": {
+        "ModernBert.read: number: settings.get('local_attention', 129)": "half of it, rounded down, is the same",
+    },
     "checkpoints.names": {
         "from_params: number: (1, 0)": "what has no row is refused in any order",
         "from_params: number: (0, 1)": "what has no row is refused in any order",
