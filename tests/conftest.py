@@ -93,7 +93,7 @@ def same_ctrl_c() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def blank_figures() -> Iterator[None]:
     """Leaves the figures of runs blank (tests/blank_figures.py), and lets them share programs (shared_programs.py)."""
-    if "bert_jax.training.curves" not in sys.modules:
+    if not {"bert_jax.training.curves", "bert_jax.inference.predict"} & set(sys.modules):
         yield
         return
     from blank_figures import blank

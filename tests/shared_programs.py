@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs of one process share what they trace and compile, where their settings are the same: that is most of what
-a run of twelve steps costs.
+"""Whole runs, evaluations and predictors of one process share what they trace and compile, where their settings are the
+same: that is most of what a run of twelve steps costs.
 
 Equal settings give one objective, and one objective on one mesh gives one step, one evaluation and one compiled model.
 A test of what a run compiles takes the `Program` of the package (`test_gates.py`), and so do tests of single steps.
@@ -15,6 +15,7 @@ from unittest import mock
 import jax
 
 from bert_jax import finetuning
+from bert_jax.inference import evaluate, predict
 from bert_jax.training import heldout, phases, train
 from bert_jax.training.program import Program
 
@@ -36,7 +37,7 @@ def shared_by(function: Callable, key_of: Callable) -> Callable:
 def shapes(tree: Any) -> tuple:
     """Returns what a compiled program depends on: structure, shapes, dtypes and shardings."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, *((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+    return structure, *((leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)) for leaf in leaves)
 
 
 class SharedProgram(Program):
@@ -56,11 +57,16 @@ def inference_key(model: Any, task: Any, mesh: Any, params: Any, pack: str = "au
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
     """In the block runs share their programs."""
+    make_inference = shared_by(finetuning.make_inference, inference_key)
     with (
         mock.patch.object(phases, "PretrainingObjective", functools.cache(phases.PretrainingObjective)),
+        mock.patch.object(evaluate, "PretrainingObjective", functools.cache(evaluate.PretrainingObjective)),
+        mock.patch.object(evaluate, "_Scoring", functools.cache(evaluate._Scoring)),
         mock.patch.object(finetuning, "TaskObjective", functools.cache(finetuning.TaskObjective)),
-        mock.patch.object(finetuning, "make_inference", shared_by(finetuning.make_inference, inference_key)),
+        mock.patch.object(finetuning, "make_inference", make_inference),
+        mock.patch.object(predict, "make_inference", make_inference),
         mock.patch.object(train, "Program", SharedProgram),
         mock.patch.object(heldout, "Program", SharedProgram),
+        mock.patch.object(evaluate, "Program", SharedProgram),
     ):
         yield

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from blank_figures import drawn
-from builders import make_pretrained, make_topics, topics_run
+from builders import drawn_params, make_pretrained, make_topics, topics_run
 from whole_runs import stop_at
 
 import bert_jax
@@ -304,7 +304,7 @@ def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_p
     ],
 )
 def test_the_model_of_a_run_may_be_computed_in_another_dtype(topics, tmp_path, trained, changes, expected):
-    narrow = make_pretrained(tmp_path, compute_dtype="bfloat16", **trained)
+    narrow = make_pretrained(tmp_path, drawn_params, compute_dtype="bfloat16", **trained)
     settings = FinetuneModelConfig(**{"compute_dtype": "float32"} | changes)
     model = open_task(topics_run(topics, narrow, model=settings)).model
     model.validate()  # as when it is loaded

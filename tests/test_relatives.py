@@ -10,7 +10,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from builders import drawn_params, tiny_run, topics_run, write, write_corpus, write_vocab
+from builders import tiny_run, topics_run, write, write_corpus, write_vocab
 from described import write_described
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
@@ -25,6 +25,7 @@ from bert_jax.finetuning import finetune
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.masking import mask_rows
+from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, TrainConfig
@@ -112,7 +113,8 @@ def start(tmp_path_factory):
         shape |= {"position_offset": tokenizer.pad_id + 1} if model_size(size).position_offset else {}
         config = dataclasses.replace(model_size(size), vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **shape)
         head = REPLACED if family == "electra" else MASKED_LM
-        save_hf(home / "hf", config, drawn_params(config, head.name), tokenizer, head.name, ())
+        params = jax.jit(functools.partial(init_params, config, head=head))(jax.random.key(0))
+        save_hf(home / "hf", config, params, tokenizer, head.name, ())
         assert (home / "hf" / "tokenizer.json").exists()
         (home / "hf" / "vocab.txt").unlink(missing_ok=True)
         return home / "hf"

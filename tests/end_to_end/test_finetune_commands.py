@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of fine-tuning as a user types them: train, predict, score, export, extract features."""
 
+import functools
 import json
 import os
 import signal
@@ -13,11 +14,13 @@ import jax
 import numpy as np
 import pyarrow.parquet
 import pytest
-from builders import drawn_params, make_pretrained, make_topics, tiny_model
+from builders import make_pretrained, make_topics, tiny_model
 from commands import run_python
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tokenizing import load_tokenizer
@@ -60,7 +63,9 @@ def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> 
     pretrained = bert_jax.load_pretrained(make_pretrained(directory))
     config = tiny_model(vocab_size=pretrained.tokenizer.vocab_size, initializer_stddev=0.5)
     num_outputs = 1 if task in ("regression", "choice") else len(labels)
-    params = drawn_params(config, head, num_outputs)
+    params = jax.jit(functools.partial(init_params, config, head=HEADS[head], num_outputs=num_outputs))(
+        jax.random.key(3)
+    )
     about = to_dict(TaskConfig(name=task, max_seq_length=32, **settings))
     bert = Pretrained(config, params, pretrained.tokenizer, head, tuple(labels), task_settings=about)
     save_pretrained(bert, directory / "model")

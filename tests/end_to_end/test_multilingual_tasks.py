@@ -2,6 +2,7 @@
 """Tasks in other scripts and languages: questions in the twelve of XQuAD, names in German."""
 
 import dataclasses
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from builders import drawn_params, tiny_model, topics_run
+from builders import tiny_model, topics_run
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.finetuning import finetune
+from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.pretraining import OptimizerConfig
 from bert_jax.tasks.squad.read import read_squad
@@ -52,7 +54,8 @@ def text_of(examples) -> list[str]:
 def make_start(directory: Path, tokenizer: Tokenizer, **changes) -> Path:
     """Returns a directory with an untrained model for the tokenizer."""
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.08, **changes)
-    save_pretrained(Pretrained(model, drawn_params(model), tokenizer), directory)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    save_pretrained(Pretrained(model, params, tokenizer), directory)
     return directory
 
 

@@ -77,7 +77,7 @@ def test_a_row_of_one_token(tmp_path, family, head):
     ("family", "name", "head", "embedding"),
     [
         ("bert", "multilabel", "multilabel_classification", {}),
-        ("modernbert", "embeddings", "sentence_embedding", {}),
+        pytest.param("modernbert", "embeddings", "sentence_embedding", {}, marks=pytest.mark.slow),
         ("bert", "embeddings", "sentence_embedding", {"pooling": "cls", "normalize": False}),
         ("modernbert", "embeddings", "sentence_embedding", {"pooling": "last", "projection_size": 8}),
     ],

@@ -13,13 +13,11 @@ from builders import growing_bert, make_pretrained, tiny_model
 from hf_models import make_tokenizer, random_params
 
 import bert_jax
-from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.errors import InputError
 from bert_jax.inference.export import export_model
 from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_of
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.objective import encode
 from bert_jax.storage.files import zstd
 from bert_jax.tools.lines import batches_of, converse, open_lines, parse_line, read_input, told
 
@@ -180,15 +178,8 @@ def test_questions_may_have_no_answer_by_a_threshold(tmp_path):
         bert_jax.load_predictor(tmp_path / "classes", null_threshold=0.0)
 
 
-def test_an_exported_model_reads_one_token_and_says_which_jax_does(bert, tmp_path):
+def test_an_exported_model_says_which_jax_reads_it(bert, tmp_path):
     export_model(bert, tmp_path / "served", ("cpu",))
-    model = jax.export.deserialize((tmp_path / "served" / "model.stablehlo").read_bytes())
-    ids = np.full((1, 1), bert.tokenizer.cls_id, np.int32)
-    outputs = jax.jit(model.call)(
-        dict(np.load(tmp_path / "served" / "params.npz")), ids, ids * 0, ids * 0 + 1, np.zeros((1, 1), np.int32)
-    )
-    batch = pad_rows([ids[0]], 1)
-    np.testing.assert_allclose(outputs["hidden"], encode(bert.config, bert.params, batch).hidden, atol=1e-5)
     readme = (tmp_path / "served" / "README.md").read_text()
     assert f"written by jax {jax.__version__} (calling convention" in readme
     assert "[CLS] text [SEP], or [CLS] text [SEP] text [SEP]" in readme

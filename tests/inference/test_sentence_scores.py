@@ -75,7 +75,7 @@ def test_scores_are_those_of_one_forward_pass_a_token(bert, causal, forward, met
     model = causal if method == LOG_LIKELIHOOD else bert
     assert bert.tokenizer.tokenize(SENTENCES[0]) == ["the", "co", "##ro", "##na", "."]
     found = token_scores(model, SENTENCES, "" if method == LOG_LIKELIHOOD else method)
-    for sentence, scores in list(zip(SENTENCES, found, strict=True))[:2]:
+    for sentence, scores in list(zip(SENTENCES, found, strict=True))[: 1 if model is causal else 2]:
         np.testing.assert_allclose(scores, plain_scores(model, sentence, method, forward), atol=2e-5)
     np.testing.assert_array_equal(found[0], found[4])
     sums = bert_jax.score_sentences(model, SENTENCES[:2])
@@ -91,7 +91,7 @@ def test_methods_differ_in_words_of_several_pieces_only(bert):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_batching_changes_no_score(bert, monkeypatch, method):
-    sentences = [*SENTENCES, *(" ".join(["the ban"] * count) for count in range(1, 8))]
+    sentences = [*SENTENCES[:3], *(" ".join(["the ban"] * count) for count in (2, 5))]
     together = score_sentences(bert, sentences, method)
     monkeypatch.setattr(infer, "_TOKENS_ON_CPU", 8)
     monkeypatch.setattr(infer, "_COMPILATION", 0)  # rows of a length are as long as the longest of them
@@ -110,9 +110,10 @@ def test_identical_sentences_are_computed_once_and_tie(bert):
 
 
 def test_unknown_words_are_scored_as_unknown(bert, forward):
-    (found,) = token_scores(bert, ["the zebra ."])
-    assert bert.tokenizer.tokenize("the zebra .")[1] == "[UNK]"
-    np.testing.assert_allclose(found, plain_scores(bert, "the zebra .", "original", forward), atol=2e-5)
+    sentence = "the zebra ban bas ."
+    (found,) = token_scores(bert, [sentence])
+    assert bert.tokenizer.tokenize(sentence)[1] == "[UNK]"
+    np.testing.assert_allclose(found, plain_scores(bert, sentence, "original", forward), atol=2e-5)
 
 
 def test_what_cannot_be_scored_is_named(bert, causal):

@@ -65,10 +65,9 @@ WITH_DROPOUT = [name for name in fused.kernels() if name != "splash"]
 HEADS_OF_KERNELS = [("tpu", 4, 64), ("tpu", 8, 32), ("tpu", 3, 24), ("cuda", 2, 64), ("cuda", 4, 16)]
 
 
-# Each platform with each rate, causal and not; the rest of the product is slow.
-PAIRS = [("tpu", 4, 64, 0.0, True), ("tpu", 4, 64, 0.1, False), ("tpu", 8, 32, 0.1, True), ("tpu", 3, 24, 0.0, False)]
+# All pairs of platform, rate and direction; the rest of the product is slow.
+PAIRS = [("tpu", 4, 64, 0.1, False), ("tpu", 8, 32, 0.0, True), ("tpu", 3, 24, 0.1, True)]
 PAIRS += [("cuda", 2, 64, 0.0, False), ("cuda", 2, 64, 0.1, True), ("cuda", 4, 16, 0.0, True)]
-PAIRS += [("cuda", 4, 16, 0.1, False)]
 REST = [(*heads, rate, causal) for heads in HEADS_OF_KERNELS for rate in (0.0, 0.1) for causal in (False, True)]
 REST = [pytest.param(*each, marks=pytest.mark.slow) for each in REST if each not in PAIRS]
 

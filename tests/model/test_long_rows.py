@@ -189,7 +189,7 @@ def on_one_device(params):
     return used, batch, jax.jit(jax.value_and_grad(functools.partial(loss_of, attention="plain")))(used, batch)
 
 
-@pytest.mark.parametrize("attention", ["plain", "fused"])
+@pytest.mark.parametrize("attention", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
 def test_eight_devices_compute_what_one_computes(on_one_device, attention):
     """Rows, heads and parameters are divided; layers are scanned, so that a conditional chooses."""
     used, batch, expected = on_one_device

@@ -115,6 +115,7 @@ def test_one_step_computes_what_the_model_needs(on_one):
     assert 0.95 < hlo.flops(on_one.program) / needed < 1.05
 
 
+@pytest.mark.slow
 def test_rows_divided_over_eight_devices(on_one, on_data):
     """The same steps; each device computes an eighth and sends each gradient once, and nothing else."""
     assert_same((on_one.history, on_one.params), (on_data.history, on_data.params))
@@ -196,7 +197,7 @@ def test_zero1_divides_parameters_and_moments_over_data():
     )
 
 
-@pytest.mark.parametrize("attention", ["plain", "fused"])
+@pytest.mark.parametrize("attention", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
 def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
     """The forward pass alone, which compiles in a fraction of the time of a step."""
     model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import drawn_like, make_pretrained, make_topics, tiny_run, topics_run
+from builders import drawn_like, drawn_params, make_pretrained, make_topics, tiny_run, topics_run
 from whole_runs import ONE_DEVICE
 
 from bert_jax import InputError, load_pretrained
@@ -224,7 +224,7 @@ def as_embeddings(model, path, **settings):
 def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path):
     """On eight devices. A teacher pools in its own way."""
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
-    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
+    wide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
     params = load_pretrained(start).params
     (one,) = taught_losses(vectors_run(pairs, start, mesh=ONE_DEVICE), [other], params)
     divided = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
@@ -235,7 +235,7 @@ def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path)
 @pytest.mark.slow
 def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, start, tmp_path):
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
-    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
+    wide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
     train = FinetuneTrainConfig(num_epochs=12.0)
     first, last = first_and_last_loss(vectors_run(pairs, start, other, wide, train=train), tmp_path / "run")
     assert 1e-3 < last < first / 2
@@ -332,7 +332,7 @@ def test_vectors_are_learnt_from_models_of_vectors(pairs, start, tmp_path):
 
 def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(toy_data, tmp_path):
     config = tiny_run(toy_data, mesh=MeshConfig(data=1, fsdp=8))
-    teacher = make_pretrained(tmp_path, hidden_size=36)
+    teacher = make_pretrained(tmp_path, drawn_params, hidden_size=36)
     with pytest.raises(
         InputError, match=r"teacher\.checkpoint .* model\.hidden_size 36 is not divisible by mesh\.fsdp 8"
     ):
