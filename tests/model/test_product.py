@@ -85,7 +85,10 @@ def precisions(objective, batch):
     return {word for line in lines for word in ("DEFAULT", "HIGHEST") if word in line} if lines else None
 
 
-@pytest.mark.parametrize(("attention", "precision"), [("plain", "default"), ("plain", "highest"), ("fused", "highest")])
+@pytest.mark.parametrize(
+    ("attention", "precision"),
+    [("plain", "highest"), ("fused", "highest"), pytest.param("plain", "default", marks=pytest.mark.slow)],
+)
 def test_the_precision_is_that_of_every_product(attention, precision):
     model = tiny_model(matmul_precision=precision, attention=attention, hidden_dropout_rate=0.1)
     objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))

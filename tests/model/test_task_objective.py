@@ -39,6 +39,7 @@ def blank(num_rows, length, lengths, num_places=1, **fields):
     return batch._replace(**{"sequence_weights": weights} | fields)
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def losses_of(logits, batch, task):
     return HEADS[task].losses(logits, batch, HEADS[task].weights(batch))
 

@@ -105,7 +105,7 @@ def test_the_gradient_is_finite_and_that_of_differences(name):
     """Also where the anchor is its positive, as in a batch of plain texts."""
     vectors = VECTORS.copy()
     vectors[1, 1] = vectors[1, 0]
-    loss = lambda v: LOSSES[name](EmbeddingConfig(), v, TEXTS, WEIGHTS)["loss"][0]  # noqa: E731
+    loss = jax.jit(lambda v: LOSSES[name](EmbeddingConfig(), v, TEXTS, WEIGHTS)["loss"][0])
     gradient = np.asarray(jax.jit(jax.grad(loss))(vectors))
     assert np.isfinite(gradient).all() and not gradient[5].any() and gradient[:5].any()
     step = np.zeros_like(vectors)
@@ -124,7 +124,7 @@ def divergence_of(outputs, teacher, softened=1.0, **settings):
     labels = Texts(np.arange(24, dtype=np.int32).reshape(6, 4), NUMBERS, SCORES)
     head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(**settings)))
     rows = [jnp.asarray(each).reshape(24, 1, -1) for each in (outputs, teacher)]
-    return head.divergence(*rows, Batch(*[None] * 5)._replace(labels=labels), softened)
+    return jax.jit(lambda *rows: head.divergence(*rows, Batch(*[None] * 5)._replace(labels=labels), softened))(*rows)
 
 
 def expected_divergence(outputs, teacher, temperature):
