@@ -80,7 +80,9 @@ def test_figures_are_those_of_all_rows_in_one_batch(bert, dataset, found):
         "mlm_loss", "mlm_perplexity", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_byte"
     }  # fmt: skip
     # Every word of the toy language is a token, so that a word masked whole is a token masked.
-    masked, loss = masked_loss(bert, dataset, word_masking(dataset.row_length))
+    masking = word_masking(dataset.row_length)
+    assert (masking.whole_word, masking.mask_rate, masking.random_rate) == (True, 1.0, 0.0)
+    masked, loss = masked_loss(bert, dataset, masking)
     text = dataset.manifest["splits"]["heldout"]
     bits = loss / float(masked.mlm_weights.sum()) / math.log(2) * text["tokens"] / text["text_bytes"]
     assert metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)

@@ -115,7 +115,6 @@ def test_one_step_computes_what_the_model_needs(on_one):
     assert 0.95 < hlo.flops(on_one.program) / needed < 1.05
 
 
-@pytest.mark.slow
 def test_rows_divided_over_eight_devices(on_one, on_data):
     """The same steps; each device computes an eighth and sends each gradient once, and nothing else."""
     assert_same((on_one.history, on_one.params), (on_data.history, on_data.params))
