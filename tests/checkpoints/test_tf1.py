@@ -157,14 +157,6 @@ def test_every_name_of_a_released_model_is_one_of_ours(chinese):
         MODEL, vocab_size=settings["vocab_size"], hidden_size=768, num_layers=12, num_heads=12,
         intermediate_size=3072, max_positions=512,
     )  # fmt: skip
-    wrong = shapes | {"bert/encoder/layer_7/intermediate/dense/kernel": (3072, 768)}
-    with pytest.raises(InputError, match=r"layer_7/intermediate/dense/kernel has shape \(3072, 768\)"):
-        to_params(lambda name: np.zeros(shapes[name], np.float32), wrong, "tf1", config, "x")
-    with pytest.raises(InputError, match=r"x holds 1 tensors that this model has no place for: bert/strange"):
-        to_params(lambda name: np.zeros(shapes[name], np.float32), shapes | {"bert/strange": (1,)}, "tf1", config, "x")
-    del wrong["bert/encoder/layer_7/intermediate/dense/kernel"]
-    with pytest.raises(InputError, match=r"x lacks 1 tensors of this model: bert/encoder/layer_7/interm"):
-        to_params(lambda name: np.zeros(shapes[name], np.float32), wrong, "tf1", config, "x")
     read: list[str] = []
 
     def stop_at_the_last(name: str) -> np.ndarray:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation: the constant prediction by hand, names of further splits, and every example once in any batch size."""
 
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +16,6 @@ from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks import evaluation
-from bert_jax.tasks.base import Rows
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.classify import ClassificationTask
 from bert_jax.tasks.evaluation import (
@@ -86,27 +84,22 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     examples = task.read(str(source), "dev")[:13]
     task = ClassificationTask(task.config, task.find_labels(examples))
     split = make_split(task, bert.tokenizer, "dev", examples)
-    assert isinstance(task.make_rows(examples, bert.tokenizer, False), Rows)
     model = tiny_model(vocab_size=bert.tokenizer.vocab_size)
     params = task_params.__wrapped__("sequence_classification", len(task.labels)) | {"encoder": bert.params["encoder"]}
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    ends, kept = [], []
     with jax.set_mesh(mesh):
         infer, alone = (make_inference(model, task, mesh, params, pack) for pack in ("on", "off"))
-        ends = []
-        run = functools.partial(predict_split, task, split, mesh=mesh)
-        several = run(infer, infer.ready(params), batch_size=8)
-        one_by_one = run(alone, alone.ready(params), batch_size=devices, finished=lambda: ends.append(1))
-        kept = {}
-        scores, _ = evaluate(
-            task, [split], infer, 8, mesh, params, lambda split, found: kept.update({split.name: found})
+        one_by_one = predict_split(
+            task, split, alone, alone.ready(params), batch_size=devices, mesh=mesh, finished=lambda: ends.append(1)
         )
+        scores, _ = evaluate(task, [split], infer, 8, mesh, params, lambda split, found: kept.extend(found))
         others, _ = evaluate(task, [split], alone, devices, mesh, params)
     assert len(ends) == -(-13 // devices)
-    assert len(several) == 13 and [each.label for each in several] == [each.label for each in one_by_one]
-    for ours, theirs in zip(several, one_by_one):
+    assert len(kept) == 13 and [each.label for each in kept] == [each.label for each in one_by_one]
+    for ours, theirs in zip(kept, one_by_one):
         assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
-    assert [each.label for each in kept["dev"]] == [each.label for each in several]
-    right = np.mean([example.label == found.label for example, found in zip(examples, several)])
+    right = np.mean([example.label == found.label for example, found in zip(examples, kept)])
     assert scores["accuracy"] == pytest.approx(right) and scores["loss"] == pytest.approx(others["loss"], rel=1e-5)
 
 

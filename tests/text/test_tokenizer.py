@@ -267,11 +267,10 @@ def test_a_directory_without_a_vocabulary_is_refused(tmp_path):
         load_tokenizer(tmp_path / "missing.txt")
 
 
-def test_threads_share_a_tokenizer(tmp_path):
-    rng = random.Random(0)
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{letter}" for letter in "abcdefghij")]
-    tokenizer = wordpiece_tokenizer(vocab, lowercase=True)
-    texts = [["".join(rng.choices("abcdefghij", k=5)) for _ in range(200)] for _ in range(60)]
+def test_threads_share_a_tokenizer():
+    rng, letters = random.Random(0), "abcdefghij"
+    tokenizer = wordpiece_tokenizer([*SPECIAL, *letters, *(f"##{letter}" for letter in letters)], lowercase=True)
+    texts = [["".join(rng.choices(letters, k=5)) for _ in range(200)] for _ in range(60)]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda each: tokenizer.encode_arrays(each)[0].tolist(), texts))
     assert found == [[index for text in each for index in tokenizer.encode(text)] for each in texts]
