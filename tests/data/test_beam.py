@@ -83,11 +83,8 @@ def test_a_pipeline_makes_the_same_bytes(tmp_path, flags, options, remote):
         pytest.param(options, reason, marks=needs_beam)
         for options, reason in [
             (["--shards=5000"], "shards 5000 is too many"),
-            (["--shards=5000", TWO_WORKERS], "shards 5000 is too many"),
             (["--pipeline_options=--direct_workers=2"], "--direct_workers is not Beam's"),
-            (["--pipeline_options=direct_workers"], "direct_workers is not Beam's"),
             (["--pipeline_options=--direct_num_workers=two"], "are not Beam's"),
-            (["--max_seq_length=7"], "max_seq_length 7"),
             (["--input=nowhere/*.txt"], "matches no file"),
         ]
     ],
@@ -95,7 +92,7 @@ def test_a_pipeline_makes_the_same_bytes(tmp_path, flags, options, remote):
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, flags, options, reason):
     done = run_tool("prepare_beam", *flags, *OPTIONS, f"--output={tmp_path}/data", *options)
     assert done.returncode == 1
-    assert TWO_WORKERS in options or "Traceback" not in done.stderr  # processes of Beam's print one whatever one does
+    assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and reason in last and "[while running" not in last
     assert not (tmp_path / "data").exists()

@@ -139,15 +139,6 @@ def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest
         load_hf_tokenizer(tmp_path)
 
 
-def test_added_tokens_that_are_words_are_found_in_words(tokenizer, tmp_path):
-    save_hf_tokenizer(tmp_path, tokenizer, 64)
-    vocab = {token: index for index, token in enumerate(tokenizer.vocab)}
-    word = next(token for token in vocab if token.isalpha() and token.islower() and len(token) > 2)
-    change(tmp_path / "tokenizer.json", added_tokens=[{"content": word, "id": vocab[word]}])
-    found, notes = load_hf_tokenizer(tmp_path)
-    assert vocab[word] in found.encode(f"q{word}q") and vocab[word] not in tokenizer.encode(f"q{word}q") and not notes
-
-
 @pytest.mark.parametrize(
     "values",
     [
