@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sentencepiece
+from builders import message
 
 from bert_jax import InputError, load_tokenizer
 from bert_jax.text.sentencepieces import BLANK, LineSample, SentencePieces, learn_sentencepieces
@@ -298,10 +299,7 @@ def small_model():
 
 
 def refusal(content: bytes) -> str:
-    with pytest.raises(InputError) as caught:
-        SentencePieces(content, lowercase=False)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
+    return message(SentencePieces, content, lowercase=False)
 
 
 def test_a_file_of_0xff_is_refused_at_once(small_model):
