@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 
 import pytest
 from builders import tiny_run
 
 from bert_jax.checkpoints.model_card import ABOUT, Records, gather_records, model_card
-from bert_jax.settings.pretraining import MaskingConfig
+from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.training.about import record_of_run
@@ -66,6 +67,14 @@ def test_a_card_names_what_the_data_were_made_from():
     assert "made from" not in named()  # data of an earlier version
 
 
+def test_two_phases_and_their_data(tmp_path):
+    phase2 = Phase2Config(num_steps=6, path=str(tmp_path), batch_size=8, max_predictions=20)
+    run = to_dict(tiny_run(tmp_path, phase2=phase2))
+    about = record_of_run([("a", MANIFEST), ("b", MANIFEST)], "1")
+    card = model_card(Records(MODEL, "pretraining", 1, run=run, about=about))
+    assert rows(card)["phase2.num_steps"] == "6" and "## Data 1" in card and "## Data 2" in card
+
+
 def test_a_model_without_records_has_a_short_card():
     card = model_card(Records(MODEL, "encoder", 7))
     assert "## Training" not in card and "## Data" not in card and "pipeline_tag: feature-extraction" in card
@@ -121,6 +130,15 @@ def test_records_are_found_from_a_work_directory_and_what_is_in_it(tmp_path, ins
     assert found.run == {"train": {"seed": 3}} and found.about == {"devices": "2 x cpu"}
     latest = gather_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {})
     assert latest.heldout["step"] == 8
+
+
+def test_other_models_have_no_records(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    found = gather_records(resolve(tmp_path), MODEL, "encoder", 1, (), {})
+    assert found == Records(MODEL, "encoder", 1)
+    assert dataclasses.replace(found, parameters=2) == gather_records(
+        resolve("hf://me/bert"), MODEL, "encoder", 2, (), {}
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.model.parts import Dropout
 from bert_jax.settings.finetuning import (
+    EmbeddingConfig,
     FinetuneConfig,
+    FinetuneModelConfig,
+    FinetuneTrainConfig,
     ProbeConfig,
     SweepConfig,
     TaskConfig,
@@ -19,6 +22,7 @@ from bert_jax.settings.finetuning import (
 from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_type_ids, model_size
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
+    DataConfig,
     MaskingConfig,
     MeshConfig,
     OptimizerConfig,
@@ -27,6 +31,11 @@ from bert_jax.settings.pretraining import (
 )
 from bert_jax.settings.relatives import BLOCKS, Block
 from bert_jax.settings.rules import Affects, affecting, changed_keys, from_dict, is_among, to_dict
+
+
+def test_dict_and_back_is_the_same():
+    config = PretrainConfig(model=model_size("mini"))
+    assert from_dict(PretrainConfig, to_dict(config)) == config
 
 
 def test_google_sizes():
@@ -93,13 +102,23 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
     [
         # one of each kind of bound that a field has
         (ModelConfig(activation="silu"), 'model.activation "silu" is not one of gelu_tanh, gelu_exact, relu'),
+        (ModelConfig(family="robreta"), 'model.family "robreta" is not one of bert, roberta'),
+        (TaskConfig(name="x", activation="silu"), "task.activation \"silu\" is not one of '', sigmoid"),
         (ModelConfig(window=-1), "model.window -1 is not from 0 to 16777216"),
+        (ModelConfig(hidden_size=10**300), r"model.hidden_size 10{50,}\.\.\. is not from 1 to 16777216"),
         (ModelConfig(num_layers=10**5000), "model.num_layers a number of thousands of digits is not from 1"),
         (ModelConfig(hidden_dropout_rate=0.999995), "model.hidden_dropout_rate 0.999995 is not from 0 to 0.9999"),
+        (FinetuneModelConfig(attention_dropout_rate=1.5), "model.attention_dropout_rate 1.5 is not from 0 to 0.9999"),
         (MaskingConfig(seed=2**63), "masking.seed 9223372036854775808 is not from 0 to 9223372036854775807"),
+        (DataConfig(path="p", batch_size=10**8), "data.batch_size 100000000 is not from 1 to 1048576"),
+        (DataConfig(path="p", window_mb=0.0), "data.window_mb 0.0 is not from 1e-37 to 1e[+]38"),
+        (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon NaN is not from 1e-37 to 1e[+]38"),
         (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm Infinity is not from 0 to 1e[+]38"),
         (MeshConfig(data=-2), "mesh.data -2 is not from -1"),
         (CheckpointConfig(keep_last=1), "checkpoint.keep_last 1 is not from 2"),
+        (FinetuneTrainConfig(num_epochs=1e30), "train.num_epochs 1e[+]30 is not from 1e-37 to 1e[+]06"),
+        (EmbeddingConfig(temperature=1e-60), "embedding.temperature 1e-60 is not from 1e-05"),
+        (TaskConfig(name="x", probe=ProbeConfig(num_layers=1000)), "probe.num_layers 1000 is not from 1 to 100"),
         (PrepareOptions(pack=65), "pack 65 is not from 0 to 64"),
         # rules of several settings
         (dataclasses.replace(ModelConfig(), num_heads=7), r"768 is not divisible by model.num_heads 7; use 763 or 770"),
@@ -201,6 +220,13 @@ def test_settings_affect_what_is_known(kind):
     assert len(names) == len(set(names)) and set(affecting(kind, *known)) == set(names)
     flat = changed_keys(to_dict(kind()), {}) + changed_keys({}, to_dict(kind()))
     assert all(any(is_among(leaf, names) or name.startswith(f"{leaf}.") for name in names) for leaf in flat)
+
+
+def test_texts_in_pairs_need_two_types_or_a_family_that_has_fewer():
+    with pytest.raises(InputError, match="too few to tell them apart"):
+        check_type_ids(ModelConfig(type_vocab_size=1), 1, "the input")
+    for size in ("roberta-base", "distilbert", "modernbert-base"):
+        check_type_ids(model_size(size), 1, "the input")
 
 
 @pytest.mark.parametrize("size", [name for name in MODEL_SIZES if "-" in name or name == "distilbert"])

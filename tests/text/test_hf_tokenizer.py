@@ -48,6 +48,7 @@ def change(path, **values):
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize is false, BERT's is true"),
         ("tokenizer_config.json", {"strip_accents": "no"}, 'strip_accents is "no"; make it true or false'),
         ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"a": 7}}, "added_tokens": []}, "disagree about"),
+        ("tokenizer.json", {"added_tokens": [{"content": None, "id": 7}]}, "is damaged or another kind of file"),
         ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, and tra'),
     ],
 )

@@ -79,6 +79,20 @@ def test_long_words_do_not_lend_their_ids_to_words_of_nul_bytes(repository):
         assert encoder.encode_arrays(["\0 a \0\0"])[0].tolist() == tokenizer.encode("a")
 
 
+def test_numbers_of_words_last_while_their_table_grows():
+    table, seen = words.WordNumbers(), {}
+    for size in (1, 10, 3000, 100, 20000):
+        rng = random.Random(size)
+        lines = [f"{rng.choice('ab') * rng.randint(1, 24)}{rng.randint(0, size)}" for _ in range(size)]
+        found = words.find_words("\n".join(lines).encode())
+        numbers, new = table.look_up(found)
+        assert {lines[place] for place in new} == set(lines) - set(seen) and len(new) == len(set(lines) - set(seen))
+        assert all(
+            seen.setdefault(line, number) == number for line, number in zip(lines, numbers.tolist(), strict=True)
+        )
+    assert sorted(seen.values()) == list(range(1, table.count))
+
+
 def check_corpus(goldens, shared_data, casing, name):
     golden = goldens[casing]["corpora"][name]
     tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{casing}-vocab.txt")
@@ -166,6 +180,12 @@ def test_decode_joins_pieces(small):
     assert small.decode(ids) == "[CLS] unwanted , running [UNK] [SEP]"
     assert small.decode(ids, skip_special=True) == "unwanted , running"
     assert small.decode([]) == ""
+
+
+def test_id_of(small):
+    assert small.id_of("want") == 5
+    with pytest.raises(InputError, match="'zebra' is not in the vocabulary"):
+        small.id_of("zebra")
 
 
 def test_forgetting_words_changes_no_token(small, monkeypatch):
