@@ -85,7 +85,7 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     task = ClassificationTask(task.config, task.find_labels(examples))
     split = make_split(task, bert.tokenizer, "dev", examples)
     model = tiny_model(vocab_size=bert.tokenizer.vocab_size)
-    params = task_params.__wrapped__("sequence_classification", len(task.labels)) | {"encoder": bert.params["encoder"]}
+    params = task_params("sequence_classification", len(task.labels)) | {"encoder": bert.params["encoder"]}
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     ends, kept = [], []
     with jax.set_mesh(mesh):
