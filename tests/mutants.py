@@ -80,6 +80,11 @@ KNOWN: dict[str, dict[str, str]] = {
         "_add_spans: compare: rng.random() <= short_seq_rate": "no random number is exactly that",
         "make_rows: compare: positions <= middle": "[SEP] is written over it",
     },
+    "data.packing": {
+        "_merged: number: -2": "NumPy takes any negative size for the one to be found",
+        "_complete: number: -2": "any sum is larger",
+        "_pairs: number: total + 2": "of full rows none is left by then",
+    },
     "text.wordpiece": {
         "import: number: _CACHED_WORDS = 500001": "free",
         "import: number: _FIRST_LETTERS = 5": "free: how fast a token is found",
@@ -124,6 +129,9 @@ KNOWN: dict[str, dict[str, str]] = {
         "ModernBert.read: number: settings.get('local_attention', 129)": "half of it, rounded down, is the same",
     },
     "checkpoints.names": {
+        "to_params: compare: config.num_layers >= len(names)": "a layer has more than one tensor",
+        "to_params: number: next((row for row in TABLE if row.ours == 'classifier/bias'))"
+        ".names(form, 1)": "it is in no layer",
         "from_params: number: (1, 0)": "what has no row is refused in any order",
         "from_params: number: (0, 1)": "what has no row is refused in any order",
         "from_params: compare: len(of) >= 1": "one part, joined, is itself",

@@ -89,6 +89,7 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
          {"window": 3, "global_every": 2}),
         ("modernbert", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, {"global_every": 1}),
         ("modernbert", {"num_hidden_layers": 2, "layer_types": LAYERS[:2]}, {"global_every": 3}),  # as the setting says
+        ("modernbert", {"layer_types": LAYERS[:2] * 11}, {"global_every": 2}),
         ("modernbert", {"num_hidden_layers": 6, "layer_types": LAYERS}, "every n-th layer"),
         ("modernbert", {"num_hidden_layers": 5, "layer_types": LAYERS[1:] + LAYERS[:1]}, "every n-th layer"),
         ("modernbert", {"local_attention": 2}, {"window": 1}),

@@ -112,7 +112,12 @@ def test_rows_are_those_of_earlier_versions():
         lengths = (raw % longest + 1).astype(np.int64)
         rows = assign(lengths, plan_packing(np.bincount(lengths), 48, max_per_row), [1, 0, 2])
         digest.update(rows.astype("<i8").tobytes())
-    assert digest.hexdigest()[:16] == "053c44dc0897f5c7"
+    lengths = np.arange(513)
+    histogram = np.where(lengths > 3, 20_000 // np.maximum(lengths, 1), 0) + 3000 * (lengths == 512)
+    for max_per_row in (3, 8):
+        plan = plan_packing(histogram, 512, max_per_row)
+        digest.update(plan.combinations.astype("<i8").tobytes() + plan.counts.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == "11a99f20aee7dc98"
 
 
 def test_nothing_is_packed_into_no_rows():

@@ -251,6 +251,10 @@ def test_who_holds_a_lease_is_told():
     assert leases._began(2**30) == "" and len(HERE["machine"]) > 40
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     assert leases._began(os.getpid()) == fields[19]
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert leases._began(ended.pid) == ""  # though its number is still taken
+    ended.wait()
 
 
 @pytest.mark.parametrize(("age", "lost", "asks"), [(25, "", 0), (30, "", 0), (30.5, "", 1), (99, "lost", 0)])

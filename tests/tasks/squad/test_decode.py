@@ -62,35 +62,10 @@ def test_what_is_no_span(start, end, answer):
     assert prediction.text == answer
 
 
-def test_the_longest_answer():
-    output = logits(start={3: 9}, end={7: 9, 4: 5})
-    assert decode([window()], [output], max_answer_length=5)[0].text == CONTEXT
-    assert decode([window()], [output], max_answer_length=4)[0].text == "aa bb"
-
-
-def test_only_the_start_needs_most_context():
-    mask = np.array([True, True, False, False, False])
-    rows = [window(is_max_context=mask)]
-    assert decode(rows, [logits(start={4: 5, 5: 9}, end={6: 9})])[0].text == "bb cc dd"
-
-
-def test_windows_are_compared_by_logits():
-    rows = [window(end=3), window(start=2)]
-    outputs = [logits(7, {3: 4}, {3: 4}), logits(7, {5: 5}, {5: 5})]
-    assert decode(rows, outputs)[0].text == "ee"
-    assert decode(rows, [outputs[0] + 2, outputs[1]])[0].text == "aa"
-
-
 def test_equals_go_to_the_earlier_window_and_position():
     [prediction] = decode([window(), window()], [NOTHING, NOTHING])
     assert prediction.text == "aa"
     assert [span.text for span in prediction.n_best[:3]] == ["aa", "aa bb", "aa bb cc"]
-
-
-def test_texts_are_different():
-    context = "aa aa aa aa aa"
-    [prediction] = decode([window()], [logits()], [SquadExample("q", "?", context)], num_best=20)
-    assert [span.text for span in prediction.n_best] == ["aa", "aa aa", "aa aa aa", "aa aa aa aa", context]
 
 
 def test_blanks_of_pieces_are_cut_off():
