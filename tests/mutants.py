@@ -113,6 +113,10 @@ KNOWN: dict[str, dict[str, str]] = {
     "storage.resolve": {
         "_kinds_of: compare: {'config.json', 'tokenizer'} < set(names)": "what shows a model is one name more",
     },
+    "checkpoints.states": {
+        "_Manager._finalize_checkpoint: result: return super()._finalize_checkpoint(step)": "Orbax returns nothing",
+        "Checkpoints.__init__: number: self._bytes = 1": "free: what a watchdog hears before the first save",
+    },
     "storage.locks": {
         "_lock: number: os.pread(descriptor, 1001, 0)": "free",
         "_lock: number: os.ftruncate(descriptor, 1)": "a longer line is written over it",

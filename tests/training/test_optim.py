@@ -59,6 +59,8 @@ def test_the_first_rate_is_0_and_the_rate_drops_at_the_end_of_warm_up():
     assert float(rate(0)) == 0.0
     assert (float(rate(9)), float(rate(10))) == pytest.approx((0.9, 0.5))
     assert float(learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 20)(0)) == 1.0
+    root = OptimizerConfig(learning_rate=1.0, warmup_steps=0, decay_power=0.5)
+    assert float(learning_rate_at(root, 16)(12)) == pytest.approx(0.5)
 
 
 def test_cosine_falls_from_the_end_of_warm_up_to_0():
