@@ -91,6 +91,18 @@ def inputs_of(task):
     return [next(iter(row.values())) if len(row) == 1 else row for row in found]
 
 
+def write_tokenizer(home, family):
+    """Writes a tokenizer of the family's kind that knows the toy language; returns its place."""
+    _, kind = FAMILIES[family]
+    if not kind:
+        write_vocab(home / "vocab.txt")
+        return home / "vocab.txt"
+    write_corpus(home / "text.txt")
+    lines = (home / "text.txt").read_text().splitlines()
+    lines += [row["text"] for row in rows_of("classification", 0)]
+    return write_described(home / "described", kind, lines)
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Returns a function from a family to a random model of it, as Hugging Face has it."""
@@ -98,15 +110,8 @@ def start(tmp_path_factory):
     @functools.cache
     def make(family):
         home = tmp_path_factory.mktemp(family)
-        size, kind = FAMILIES[family]
-        if kind:
-            write_corpus(home / "text.txt")
-            lines = (home / "text.txt").read_text().splitlines()
-            lines += [row["text"] for row in rows_of("classification", 0)]
-            tokenizer = load_tokenizer(write_described(home / "described", kind, lines))
-        else:
-            write_vocab(home / "vocab.txt")
-            tokenizer = load_tokenizer(home / "vocab.txt")
+        size, _ = FAMILIES[family]
+        tokenizer = load_tokenizer(write_tokenizer(home, family))
         shape = {"hidden_size": 24, "num_heads": 2, "num_layers": 2, "intermediate_size": 32, "max_positions": 64}
         shape |= {"embedding_size": 16} if family == "electra" else {}
         shape |= {"window": 8, "global_every": 2} if family == "modernbert" else {}
@@ -176,11 +181,12 @@ def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, famil
 
 
 @pytest.mark.parametrize("family", ["roberta", "modernbert"])
-def test_masks_are_of_the_vocabulary_and_of_whole_words(start, tmp_path, family):
+def test_masks_are_of_the_vocabulary_and_of_whole_words(tmp_path, family):
+    described = write_tokenizer(tmp_path, family)
     write_corpus(tmp_path / "text.txt", 8)
     options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, pack=2)
-    prepare(str(tmp_path / "text.txt"), str(start(family)), str(tmp_path / "data"), options, num_workers=1)
-    dataset, tokenizer = open_dataset(tmp_path / "data"), load_tokenizer(start(family))
+    prepare(str(tmp_path / "text.txt"), str(described), str(tmp_path / "data"), options, num_workers=1)
+    dataset, tokenizer = open_dataset(tmp_path / "data"), load_tokenizer(described)
     batch = rows_to_batch(dataset.train.gather(np.arange(16)), np.zeros(16, np.int32))
     masking = MaskingConfig(whole_word=True, mask_rate=1.0, random_rate=0.0)
     masked = jax.device_get(mask_rows(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids))

@@ -134,16 +134,17 @@ def test_padding_changes_no_logits():
 def test_packing_changes_no_logits():
     model = tiny_model()
     params, packed = noisy_params(), random_batch(num_rows=4, row_length=60, num_sequences=3)
-    encoded = forward(model, params, packed._replace(mlm_positions=np.zeros((4, 1), int))).encoded
+    compute = jax.jit(functools.partial(encode, model))
+    encoded = compute(params, packed)
     for row in range(4):
         for place in range(3):
             inside = packed.sequence_ids[row] == place + 1
             length = int(inside.sum())
-            alone = jax.tree.map(np.zeros_like, packed._replace(mlm_positions=np.zeros((4, 1), int)))
+            alone = jax.tree.map(np.zeros_like, packed)
             for name in ("token_ids", "type_ids"):
                 getattr(alone, name)[0, :length] = getattr(packed, name)[row, inside]
             alone.sequence_ids[0, :length] = 1
-            single = forward(model, params, alone).encoded
+            single = compute(params, alone)
             np.testing.assert_allclose(encoded.hidden[row, inside], single.hidden[0, :length], atol=1e-5)
             np.testing.assert_allclose(encoded.pooled[row, place], single.pooled[0, 0], atol=1e-5)
 
@@ -195,10 +196,13 @@ def test_parameters_of_base_and_large():
 
 
 def gradient_with_dropout(**changes):
-    model = tiny_model(hidden_dropout_rate=0.1, **changes)
-    batch, params = masked_batch(), noisy_params()
-    objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
-    return jax.jit(jax.grad(lambda p: objective.losses(p, batch, jax.random.key(3))["mlm_loss"][0]))(params)
+    model, batch = tiny_model(hidden_dropout_rate=0.1, **changes), random_batch(num_rows=4)
+
+    def loss(params):
+        hidden = encode(model, params, batch, jax.random.key(3)).hidden
+        return jnp.sum(jnp.cos(hidden) * (batch.sequence_ids > 0)[..., None])
+
+    return jax.jit(jax.grad(loss))(noisy_params())
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 7, 5), (4000, 1, 30)])
