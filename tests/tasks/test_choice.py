@@ -74,6 +74,13 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path):
     assert alone[0].context == "I fell." and "question" not in alone.columns
 
 
+def test_a_test_split_needs_no_label(tmp_path):
+    unlabelled = '{"context": "a", "choices": ["b", "c"]}'
+    assert read(tmp_path, "test.jsonl", unlabelled, "test")[0].label is None
+    assert "a.jsonl:1 has no label" in message(read, tmp_path, "a.jsonl", unlabelled)
+    assert read(tmp_path, "test.jsonl", unlabelled.replace("}", ', "label": -1}'), "test")[0].label is None
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
