@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.hf_extras import find_prefix
 
 
 @pytest.fixture
@@ -60,6 +61,12 @@ def test_names_that_a_trainer_put_before_are_read(model, prefix):
     save_file({prefix + name: array for name, array in tensors.items()}, model / "model.safetensors")
     found = load_pretrained(model)
     assert (found.params["encoder"]["embeddings"]["word"]["embedding"] == expected).all() and not found.notes
+
+
+def test_a_prefix_is_that_of_every_name():
+    known = lambda names: "words" in list(names)  # noqa: E731
+    assert find_prefix(["module.model.words", "module.model.b"], known) == "module.model."
+    assert find_prefix(["module.words", "b"], known) == find_prefix(["words"], known) == ""
 
 
 def test_a_model_that_peft_changed_is_named(model):

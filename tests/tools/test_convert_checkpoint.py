@@ -13,14 +13,16 @@ from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax.checkpoints import warm_start
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.errors import StoppedError
 from bert_jax.inference.compare import differences
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import PretrainingObjective, parts_of
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.pretraining import MeshConfig, TrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.storage.resolve import resolve
 
 
@@ -135,6 +137,21 @@ def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, ca
     lines = capsys.readouterr().err
     assert "it has no next_sentence, which starts at random" in lines
     assert ("it has no pooler, which starts at random" in lines) == (form == "hf")
+
+
+@pytest.mark.slow
+def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
+    bert = load_pretrained(models / "hf")
+    objective = PretrainingObjective(bert.config, MaskingConfig(), 4, (2, 3))
+    whole = warm_start.complete(bert, objective, seed=3)
+    assert parts_of(whole.params) == ("pooler", "mlm", "next_sentence")
+    assert whole.notes == (
+        "it has no mlm, which starts at random",
+        "it has no next_sentence, which starts at random",
+        "its classifier is not used",
+    )
+    jax.tree.map(np.testing.assert_array_equal, whole.params["encoder"], bert.params["encoder"])
+    assert np.abs(whole.params["mlm"]["transform"]["kernel"]).max() > 0
 
 
 @pytest.mark.slow

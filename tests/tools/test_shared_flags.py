@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 from absl import flags
+from commands import run_python
 
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.tools import shared_flags
@@ -27,3 +28,16 @@ def test_flags_are_the_options(values):
     assert read() == PrepareOptions()
     values(["prepare_corpus", "--pack=3", "--next_sentence=none", "--holdout_rate=0.5"])
     assert read() == PrepareOptions(pack=3, next_sentence="none", holdout_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("prepare_corpus", ("max_seq_length", "text_column", "workers")),
+        ("predict", ("checkpoint", "long_texts", "guesses")),
+        ("import_tfrecords", ("masks", "heldout_input", "workers")),
+    ],
+)
+def test_help_lists_the_flags_that_others_have_too(command, names):
+    said = run_python(["-m", f"bert_jax.tools.{command}", "--help"]).stdout
+    assert all(f"--{name}" in said or f"--[no]{name}" in said for name in names)
