@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data import pieces, prepare, records
+from bert_jax.data import pieces, prepare, records, summary
 from bert_jax.data.prepare import PrepareOptions
 
 WORDS = [left + right for left in "ba be bi do du ka ki ko ma mo".split() for right in "la lo ra ro sa ta to".split()]
@@ -106,6 +106,7 @@ def test_text_of_another_language_is_warned_of(tmp_path, vocab, capsys, share, w
     documents = ["\n".join(sentences(rng, 20, words)) for _ in range(60)]
     (tmp_path / "text").write_text("\n\n".join(documents))
     manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    assert (share > summary.MANY_UNKNOWN) == warned
     unknown = manifest["splits"]["train"]["unknown_share"]
     assert unknown == pytest.approx(share * 0.88, abs=0.06)
     assert [f"{unknown:.1%} of the tokens are [UNK]" in warning for warning in warnings] == [True] * warned

@@ -16,6 +16,7 @@ from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks import evaluation
+from bert_jax.tasks.base import Rows
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.classify import ClassificationTask
 from bert_jax.tasks.evaluation import (
@@ -84,6 +85,7 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     examples = task.read(str(source), "dev")[:13]
     task = ClassificationTask(task.config, task.find_labels(examples))
     split = make_split(task, bert.tokenizer, "dev", examples)
+    assert isinstance(task.make_rows(examples, bert.tokenizer, False), Rows)
     model = tiny_model(vocab_size=bert.tokenizer.vocab_size)
     params = task_params("sequence_classification", len(task.labels)) | {"encoder": bert.params["encoder"]}
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
