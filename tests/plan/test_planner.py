@@ -67,6 +67,13 @@ def test_a_program_that_the_compiler_refuses_has_no_bound(tmp_path, monkeypatch)
     assert "fits: NO. out of memory" in text and "bound" not in text
 
 
+def test_the_table_has_every_part(made):
+    text = "\n".join(plan_table(made))
+    for part in ("data 2 x fsdp 2 x tensor 2; by a compiler 1", "fits: yes", "optimizer", "of the chip", "all-gather",
+                 "model's FLOPs", "bound on a step", "at the data sheet's peaks"):  # fmt: skip
+        assert part in text, part
+
+
 def test_without_a_gpu_compiler_one_line_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "compiler_version", lambda: "")
     with pytest.raises(InputError, match=r"pip install 'bert_jax\[gpu-plan\]'"):
@@ -81,7 +88,7 @@ def test_what_is_kept_for_the_backward_pass_shrinks_with_remat():
 
 
 @pytest.mark.parametrize(
-    ("predictions", "length"), [(20, 128), (76, 512), (0, 128), (400, 512)]
+    ("predictions", "length"), [(20, 128), (40, 256), (76, 512), (80, 512), (5, 128), (0, 128), (400, 512)]
 )  # at most max_positions
 def test_rows_are_as_long_as_the_predictions_say(tmp_path, predictions, length):
     config = dataclasses.replace(
