@@ -85,6 +85,7 @@ def test_too_much_that_is_held_out_is_warned_of(tmp_path, vocab, capsys):
     assert "passage_tokens" not in manifest
     assert f"{held_out_share(manifest):.1%} of tokens are held out" in warning and "--holdout_rate=0.01" in warning
     assert not said(capsys, tmp_path / "text", vocab, tmp_path / "other", holdout_rate=0.25)[1]
+    assert not said(capsys, tmp_path / "text", vocab, tmp_path / "none", holdout_rate=0.0)[1]
 
 
 @pytest.mark.parametrize("next_sentence", ["nsp", "sop", "none"])
@@ -121,3 +122,13 @@ def test_text_that_is_in_no_row_is_counted_and_warned_of(tmp_path, vocab, capsys
     dropped = manifest["splits"]["train"]["dropped_share"]
     assert (dropped > 0.4) == warned and (next_sentence != "none" or dropped == 0)
     assert sum(f"{dropped:.1%} of the tokens are in no row" in warning for warning in warnings) == warned
+
+
+def test_lines_that_could_not_be_split_are_counted(tmp_path, vocab, capsys, monkeypatch):
+    monkeypatch.setattr(pieces, "split_lines", lambda lines, language: (lines, sum("Bala" in line for line in lines)))
+    documents = ["\n".join(sentences(random.Random(number), 12)) for number in range(60)]
+    (tmp_path / "text").write_text("\n\n".join(documents))
+    count = "\n".join(documents).count("Bala")
+    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    assert manifest["lines_not_split"] == count > 0
+    assert warnings == [f"warning: the sentence splitter failed at {count} lines; each of them is one sentence"]
