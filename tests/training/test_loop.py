@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import time
@@ -19,7 +20,7 @@ from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError, InputError
 from bert_jax.settings.pretraining import MeshConfig
-from bert_jax.training.loop import Due, Work, due, train_loop
+from bert_jax.training.loop import Due, Progress, Work, due, train_loop
 from bert_jax.training.report import Reporter, read_metrics
 from bert_jax.training.run import Run
 from bert_jax.training.stages import Pace
@@ -152,6 +153,13 @@ def test_what_the_first_process_found_decides_what_is_best(mesh, tmp_path, monke
     )
     run(tmp_path, mesh, Pace(8, 40, 2, 0, False), {2: 3.0, 4: 2.0, 6: 1.0, 8: 1.5}, keep=(1, 1))
     assert sorted(seals(tmp_path)) == [4, 8]
+
+
+def test_a_rank_that_is_no_number_is_never_best():
+    progress = Progress(step=0, finished=0)
+    ranks = [math.nan, None, 2.0, math.nan, -math.inf, 1.0]
+    assert [progress.note_rank(rank, 1) for rank in ranks] == [False, False, True, False, False, True]
+    assert progress.best == [1.0]
 
 
 def test_two_best_are_kept_where_two_are_asked_for_and_none_where_none_is(mesh, tmp_path):
