@@ -306,12 +306,20 @@ def computed(place, name, params):
     return jax.jit(within)(*given)
 
 
+# Of each kind some; the others are slow.
+FAST = [
+    *[("Explicit", "vmap_over_rows"), ("Explicit", "words_as_vectors"), ("Manual", "scan_over_batches")],
+    *[("one device", "while_loop"), ("Explicit", "value_and_grad"), ("Manual", "value_and_grad")],
+    *[("Manual", "grad_of_checkpoint"), ("Auto", "vmap_of_grad"), ("Explicit", "jvp"), ("Manual", "hessian")],
+    ("one device", "reverse_over_reverse"),
+]
+
+
 def everywhere():
-    """Returns the acts at all places; each is fast at one place, and slow at the others."""
-    for number, name in enumerate(ACTS):
-        for index, place in enumerate(PLACES):
-            marks = () if (number + index) % len(PLACES) == 0 else (pytest.mark.slow,)
-            yield pytest.param(place, name, marks=marks)
+    """Returns the acts at all places."""
+    for name in ACTS:
+        for place in PLACES:
+            yield pytest.param(place, name, marks=() if (place, name) in FAST else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("place", "name"), list(everywhere()))
@@ -335,7 +343,16 @@ def penalty(params, config, own_derivatives):
     return dot(gradient, gradient)
 
 
-def test_a_gradient_of_a_gradient_in_bfloat16_takes_jaxs_derivatives(params):
+def test_what_needs_jaxs_own_derivatives_says_so(params):
+    config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
+    with pytest.raises(InputError, match="own_derivatives=False"):
+        jax.eval_shape(lambda given: jax.grad(penalty)(given, config, True), params)
+    with pytest.raises(TypeError, match="jvp"):  # which rules of ours do not know
+        jax.eval_shape(lambda given: jax.jvp(lambda each: mean_of_squares(each, BATCH), (given,), (given,)), params)
+
+
+@pytest.mark.slow
+def test_a_gradient_of_a_gradient_in_bfloat16(params):
     config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
     of_penalty = jax.jit(jax.grad(penalty), static_argnums=(1, 2))
     near = of_penalty(params, CONFIG, False)
@@ -344,10 +361,6 @@ def test_a_gradient_of_a_gradient_in_bfloat16_takes_jaxs_derivatives(params):
         for a, b in zip(*map(jax.tree.leaves, (of_penalty(params, config, False), near)))
         if np.linalg.norm(b) > 1e-3
     )
-    with pytest.raises(InputError, match="own_derivatives=False"):
-        of_penalty(params, config, True)
-    with pytest.raises(TypeError, match="jvp"):  # which rules of ours do not know
-        jax.jvp(lambda given: mean_of_squares(given, BATCH), (params,), (params,))
 
 
 # What is done with a function from outside, on the host.
@@ -423,13 +436,13 @@ def test_the_arguments_given_away(params, expected):
 @pytest.mark.parametrize(
     "guard",
     [
-        lambda: jax.debug_nans(True),
+        pytest.param(lambda: jax.debug_nans(True), marks=pytest.mark.slow),
         pytest.param(jax.checking_leaks, marks=pytest.mark.slow),
         lambda: jax.transfer_guard("disallow"),
         lambda: jax.numpy_dtype_promotion("strict"),
         lambda: jax.numpy_rank_promotion("raise"),
         lambda: jax.enable_x64(True),
-        lambda: jax.default_matmul_precision("highest"),
+        pytest.param(lambda: jax.default_matmul_precision("highest"), marks=pytest.mark.slow),
     ],
     ids=["debug_nans", "checking_leaks", "transfer_guard", "strict types", "strict ranks", "64 bits", "precision"],
 )
@@ -439,7 +452,7 @@ def test_under_what_users_switch_on(params, expected, guard):
     check(found, (expected["loss"], expected["gradient"]))
 
 
-@pytest.mark.parametrize("axis", ["data", "batch"])
+@pytest.mark.parametrize("axis", ["data", pytest.param("batch", marks=pytest.mark.slow)])
 def test_dropout_does_not_depend_on_the_mesh(params, axis):
     config = dataclasses.replace(CONFIG, hidden_dropout_rate=0.5, attention_dropout_rate=0.5)
 

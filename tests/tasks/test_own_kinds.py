@@ -85,7 +85,9 @@ def finetune(config, workdir, case):
     return bert_jax.finetune(config, workdir, task=task, head=head, devices=jax.devices()[: config.mesh.data])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["classes", "groups", *(pytest.param(each, marks=pytest.mark.slow) for each in ("numbers", "words"))]
+)
 def test_an_own_kind_trains_is_kept_and_answers(pretrained, tmp_path, name):
     task, head = CASES[name]
     result = finetune(settings(pretrained), tmp_path / "run", CASES[name])
@@ -106,7 +108,7 @@ def test_an_own_kind_trains_is_kept_and_answers(pretrained, tmp_path, name):
         assert first.vectors.shape == second.vectors.shape == (1, 32)
 
 
-@pytest.mark.parametrize(("devices", "accumulate"), [(4, 1), (1, 2)])
+@pytest.mark.parametrize(("devices", "accumulate"), [(4, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_the_loss_of_a_batch_does_not_depend_on_devices_or_microbatches(pretrained, tmp_path, devices, accumulate):
     found = []
     for name, count, parts in (("one", 1, 1), ("other", devices, accumulate)):
