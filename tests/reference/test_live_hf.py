@@ -17,12 +17,12 @@ from hf_models import make_tokenizer, random_params
 from read_models import load_hf
 
 from bert_jax import load_pretrained
+from bert_jax.batch import Batch
 from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
 from bert_jax.settings.model import ModelConfig
-from tests.reference.test_live_family import as_batch
 
 torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")
@@ -69,6 +69,18 @@ def random_inputs(config, rng, rows=5):
     mask = (np.arange(length) < np.array(stops)[:, None]).astype(np.int64)
     types = (np.arange(length) >= rng.integers(1, length, (rows, 1))).astype(np.int64) * mask
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": types}
+
+
+def as_batch(inputs):
+    rows, length = inputs["input_ids"].shape
+    return Batch(
+        token_ids=inputs["input_ids"].astype(np.int32),
+        type_ids=inputs["token_type_ids"].astype(np.int32),
+        sequence_ids=inputs["attention_mask"].astype(np.int32),
+        cls_positions=np.zeros((rows, 1), np.int32),
+        sequence_weights=np.ones((rows, 1), np.float32),
+        mlm_positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)),
+    )
 
 
 def assert_same(model, theirs, task, inputs, report):
