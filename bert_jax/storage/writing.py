@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from bert_jax.storage.places import (
 
 # complete a directory: of a data set, of a model
 WRITTEN_LAST = ("manifest.json", "checksums.json")
+_TRIES = 40  # to remove what was not finished
 
 
 @contextlib.contextmanager
@@ -111,6 +113,12 @@ def new_directory(
                 remove(old)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
+                # Threads of a library whose write has failed may add files for a moment longer.
+                for _ in range(_TRIES):
+                    if not temporary.exists():
+                        break
+                    time.sleep(0.05)
+                    shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise cannot_write(path, error) from error
     except StoppedError as error:  # of a file in it
