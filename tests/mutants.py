@@ -72,7 +72,13 @@ KNOWN: dict[str, dict[str, str]] = {
     "model.masking": {
         "mask_rows: number: 5 if config.max_ngram > 1 else 3": "of more bits the last are not used",
         "mask_rows: number: (..., 4)": "JAX takes the last place for one beyond it",
+        "mask_rows: and/or: batch.sequence_numbers is not None or batch.epochs is not None": "for the type checker",
         "leave_causal: and/or: batch.sequence_numbers is not None or batch.epochs is not None": "for the type checker",
+        "mask_rows: compare: share <= config.mask_rate": "one share in 16 million is exactly that",
+        "choose_words: number: -2": "no sequence has that number either",
+        "_ngram_lengths: number: 2 / np.arange(1, max_ngram + 1)": "their shares of the sum are the same",
+        "import: number: scores: jax.Array, num_words: jax.Array, candidates: jax.Array, starts: jax.Array, "
+        "place: jax.Array, budgets: jax.Array, max_ngram: int=2": "of one word the second is not taken",
     },
     "data.instances": {
         "_add_pairs: compare: rng.random() <= short_seq_rate": "no random number is exactly that",

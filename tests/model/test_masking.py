@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import functools
+import hashlib
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from bert_jax.model.masking import (
     first_tokens_of_words,
     leave_causal,
     mask_rows,
+    mask_tokens,
     next_tokens,
     prediction_budgets,
     predictions_per_row,
@@ -21,6 +24,7 @@ from bert_jax.model.masking import (
 from bert_jax.settings.pretraining import MaskingConfig
 
 VOCAB_SIZE = 203
+GOLDEN = ["ae622f05ffc0", "238a17157265"]  # of positions and of what stands there
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -268,6 +272,25 @@ def test_packing_changes_no_mask(whole_word, max_ngram):
             assert (ours == masked.token_ids[row][inside]).all()
 
 
+def test_masks_are_those_of_earlier_versions():
+    """A run that goes on with a later version sees the masks that it would have seen."""
+    batch = with_words(random_batch(seed=5, num_rows=16, row_length=48, num_sequences=2))
+    masked = mask(batch, MaskingConfig(whole_word=True, max_ngram=2, seed=3))
+    bits = [np.asarray(array, np.int32).tobytes() for array in (masked.mlm_positions, masked.token_ids)]
+    assert [hashlib.sha256(each).hexdigest()[:12] for each in bits] == GOLDEN
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_masks_by_a_key_are_causal_where_all_rows_are(rate):
+    tokenizer = SimpleNamespace(
+        mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=VOCAB_SIZE, word_starts=np.ones(VOCAB_SIZE, bool)
+    )
+    batch = random_batch(num_rows=4, row_length=16)
+    masked = jax.jit(lambda key: mask_tokens(tokenizer, batch, key, MaskingConfig(causal_rate=rate)))(jax.random.key(0))
+    assert masked.causal is None if rate == 0 else masked.causal.all()
+    assert (masked.token_ids == batch.token_ids).all() == (rate == 1)
+
+
 def test_next_tokens_are_every_token_but_the_first_of_a_sequence():
     batch = random_batch(seed=3, num_rows=4, row_length=40, num_sequences=2)
     task = jax.device_get(next_tokens(batch))
@@ -318,3 +341,7 @@ def test_causal_rows_are_a_share_of_rows_drawn_anew_in_each_epoch_apart_from_mas
     np.testing.assert_array_equal(rows(batch, static=True), rows(later, static=True))
     upside_down = jax.tree.map(lambda leaf: leaf[::-1], batch)
     np.testing.assert_array_equal(rows(upside_down), found[::-1])  # wherever a row stands
+    several = random_batch(num_rows=256, row_length=24, num_sequences=3)
+    others = several.sequence_numbers.copy()
+    others[:, 1:] += 1
+    np.testing.assert_array_equal(rows(several._replace(sequence_numbers=others)), rows(several))  # known by its first
