@@ -112,13 +112,12 @@ def new_directory(
                 sync(path.parent)
                 remove(old)
             finally:
-                shutil.rmtree(temporary, ignore_errors=True)
                 # Threads of a library whose write has failed may add files for a moment longer.
                 for _ in range(_TRIES):
+                    shutil.rmtree(temporary, ignore_errors=True)
                     if not temporary.exists():
                         break
                     time.sleep(0.05)
-                    shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise cannot_write(path, error) from error
     except StoppedError as error:  # of a file in it

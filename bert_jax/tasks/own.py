@@ -48,7 +48,8 @@ def token_task(read: Read, labels: Sequence[str] = ()) -> type[Task]:
     def example(where: str, *values: Any) -> NerExample:
         words, tags = values if len(values) == 2 else ("", None)
         is_list = isinstance(words, (list, tuple)) and _are_texts(words)
-        if not is_list or (tags is not None and len(tags) != len(words)):
+        are_tags = tags is None or (len(tags) == len(words) and _are_texts(tags))
+        if not is_list or not are_tags:
             raise _unlike(where, values, "(words, tags), two lists of one length")
         return NerExample(words=words, tags=tags, where=where)
 
@@ -80,8 +81,14 @@ def _task_class(
             super().__init__(config, tuple(of_model) or tuple(labels))
 
         def read(self, source: str, split: str) -> list[Any]:
-            given = enumerate(read(source, split), 1)
-            return [example(f"{split} example {number}", *values) for number, values in given]
+            examples = []
+            for number, values in enumerate(read(source, split), 1):
+                where = f"{split} example {number}"
+                # a text would be taken apart into its characters
+                if not isinstance(values, (list, tuple)) or not values:
+                    raise _unlike(where, values, "a tuple for each example")
+                examples.append(example(where, *values))
+            return examples
 
     return OwnTask
 
@@ -90,5 +97,5 @@ def _are_texts(values: Sequence[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _unlike(where: str, values: tuple[Any, ...], needed: str) -> InputError:
+def _unlike(where: str, values: Any, needed: str) -> InputError:
     return InputError(f"{where}: read gave {values!r:.80}; needed: {needed}")

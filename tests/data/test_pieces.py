@@ -108,6 +108,12 @@ def test_what_chance_holds_out_does_not_cut_documents():
     assert not ranges[0].passage and ranges[-1].last == 4  # 3.8 % of the tokens: a warning tells
 
 
+def test_batches_end_with_many_characters_too(monkeypatch):
+    monkeypatch.setattr(pieces, "_BYTES_AT_ONCE", 100)
+    documents = [["x" * size] * lines for size, lines in ((30, 1), (30, 2), (30, 3), (500, 1), (1, 5), (1, 1))]
+    assert [len(batch) for batch in pieces._batches(documents)] == [3, 1, 2]
+
+
 def test_sentences_are_encoded_some_at_a_time_with_the_same_result(monkeypatch):
     tokenizer = load_tokenizer(ROOT / "tests/fixtures/tokenizer")
     documents = [["The ban ran. It sat on " + "and on " * count + "."] * 3 for count in range(20)]

@@ -127,6 +127,9 @@ def test_the_loss_of_a_batch_does_not_depend_on_devices_or_microbatches(pretrain
     ("task", "told"),
     [
         (text_task(given(("ban",)), "bd"), "train example 1: read gave ('ban',); needed: (text, label)"),
+        (text_task(given("ab"), "bd"), "train example 1: read gave 'ab'; needed: a tuple for each example"),
+        (batch_task(given(())), "needed: a tuple for each example"),
+        (token_task(given((["ban"], [1]))), "needed: (words, tags), two lists of one length"),
         (text_task(given(("ban", 3, "b")), "bd"), "needed: (text, label) or (text, second text, label)"),
         (text_task(given(("ban", "b"))), "needed: a number as the label, or text_task(read, labels)"),
         (text_task(given(("ban", "x")), "bd"), "train example 1: label 'x' is not one of 'b', 'd'"),

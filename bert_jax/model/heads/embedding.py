@@ -115,11 +115,8 @@ class Embeddings(Head):
         With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
         squared difference, the mean over the texts of an example. A teacher's vectors may be of another size.
         """
-        settings, vectors, target = (
-            self.settings,
-            vectors_of_examples(logits, batch),
-            vectors_of_examples(teacher, batch),
-        )
+        settings = self.settings
+        vectors, target = (vectors_of_examples(outputs, batch) for outputs in (logits, teacher))
 
         def of_candidates(
             student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array

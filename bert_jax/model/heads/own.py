@@ -55,7 +55,10 @@ class TokenHead(Tokens):
 
 
 class BatchHead(Embeddings):
-    """A vector for each text, and a loss of your own over the texts of the whole batch."""
+    """A vector for each text, and a loss of your own over the texts of the whole batch.
+
+    Of the settings `task.embedding` the prompts alone have a meaning: vectors and loss are your functions'.
+    """
 
     architecture = pipeline = ""
     can_learn = False
