@@ -7,9 +7,12 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -21,6 +24,9 @@ from bert_jax.storage.answers import explain
 from bert_jax.storage.places import Place, RemotePath, check_no_pattern
 
 ArrayTable: TypeAlias = dict[str, list]  # {path: [dtype, shape]}
+# 20 a second
+_QUIET_LOOKS = 10
+_MOST_LOOKS = 600
 
 
 def state_bytes(tree: PyTree) -> int:
@@ -77,7 +83,7 @@ def _same_log() -> Iterator[None]:
 
 
 @_same_log()
-def save_tree(path: Place, tree: PyTree) -> None:
+def save_tree(path: Path, tree: PyTree) -> None:
     """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
     check_no_pattern(path)
     with _quiet(), _checkpointer(alone=True) as checkpointer:
@@ -85,9 +91,28 @@ def save_tree(path: Place, tree: PyTree) -> None:
             checkpointer.save(str(path.absolute()), tree)
         # TensorStore raises ValueError, also for a full disk
         except (OSError, ValueError) as error:
+            _remove_for_good(path)
             raise cannot_write_checkpoint(path, error) from error
     # Orbax may not find again what it wrote, as below a path that it takes for a pattern.
     check_readable(path, describe(tree))
+
+
+def _remove_for_good(path: Path) -> None:
+    """Removes what a failed write has left at `path`, and beside it with Orbax's ending for what is unfinished.
+
+    TensorStore goes on writing the other arrays in threads that cannot be waited for, and makes its directories again
+    when they have been removed. So they must have stayed away for half a second.
+    """
+    unfinished = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+    quiet = 0
+    for _ in range(_MOST_LOOKS):
+        left = [each for each in (path, unfinished) if each.exists()]
+        for each in left:
+            shutil.rmtree(each, ignore_errors=True)
+        quiet = 0 if left else quiet + 1
+        if quiet == _QUIET_LOOKS:
+            return
+        time.sleep(0.05)
 
 
 @_same_log()

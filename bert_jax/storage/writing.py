@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from bert_jax.storage.places import (
 
 # complete a directory: of a data set, of a model
 WRITTEN_LAST = ("manifest.json", "checksums.json")
-_TRIES = 40  # to remove what was not finished
 
 
 @contextlib.contextmanager
@@ -112,12 +110,7 @@ def new_directory(
                 sync(path.parent)
                 remove(old)
             finally:
-                # Threads of a library whose write has failed may add files for a moment longer.
-                for _ in range(_TRIES):
-                    shutil.rmtree(temporary, ignore_errors=True)
-                    if not temporary.exists():
-                        break
-                    time.sleep(0.05)
+                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise cannot_write(path, error) from error
     except StoppedError as error:  # of a file in it

@@ -5,6 +5,8 @@ import contextlib
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from commands import run_python
 from whole_runs import ONE_DEVICE, train
 
 from bert_jax import InputError, load_pretrained
+from bert_jax.checkpoints import arrays
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.data import prepare
@@ -95,6 +98,26 @@ def test_a_disk_that_fills_up_while_orbax_writes_is_one_line(disk, monkeypatch, 
         save_pretrained(growing_bert(), disk.path / "new", replace=False)
     assert "\n" not in str(caught.value) and "_SignalingThread" not in capfd.readouterr().err
     assert not os.listdir(disk.path)
+
+
+def test_what_is_written_after_the_error_is_removed_too(tmp_path, monkeypatch):
+    """TensorStore goes on writing other arrays when one has failed, and makes directories again."""
+
+    class Checkpointer:
+        def save(self, path: str, tree) -> None:
+            threading.Thread(target=self.go_on, args=(path,)).start()
+            raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
+
+        def go_on(self, path: str) -> None:
+            for number in range(4):
+                time.sleep(0.1)
+                Path(f"{path}.orbax-checkpoint-tmp", str(number)).mkdir(parents=True)
+
+    monkeypatch.setattr(arrays, "_checkpointer", lambda alone: contextlib.nullcontext(Checkpointer()))
+    with pytest.raises(InputError, match="no space left"):
+        save_pretrained(growing_bert(), tmp_path / "new", replace=False)
+    time.sleep(0.5)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.slow

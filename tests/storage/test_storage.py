@@ -6,7 +6,6 @@ import errno
 import gzip
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -459,22 +458,6 @@ def test_what_a_url_lacks_is_said(cache, monkeypatch, url, problem):
     with pytest.raises(InputError, match=problem) as caught:
         urls.local_copy(url)
     assert "\n" not in str(caught.value) and not cache.exists()
-
-
-def test_files_that_a_thread_adds_after_a_failure_are_removed_too(tmp_path, monkeypatch):
-    """As those of Orbax, whose other arrays are still being written when one has failed."""
-    remove, removed = shutil.rmtree, []
-
-    def remove_and_add(path, **options):
-        remove(path, **options)
-        removed.append(path)
-        if len(removed) < 3:
-            (Path(path) / "late").mkdir(parents=True)
-
-    monkeypatch.setattr(writing.shutil, "rmtree", remove_and_add)
-    with pytest.raises(ZeroDivisionError), writing.new_directory(tmp_path / "new"):
-        raise ZeroDivisionError
-    assert len(removed) == 3 and not os.listdir(tmp_path)
 
 
 def test_a_kill_while_a_directory_is_replaced_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch):
