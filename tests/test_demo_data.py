@@ -30,6 +30,7 @@ def written(tmp_path_factory):
     return output, demo_data.write_demo_data(output)
 
 
+@pytest.mark.slow
 def test_the_text_is_prose_of_topics_and_modules_none_of_which_is_imported(written):
     documents = [document.splitlines() for document in (written[0] / "text.txt").read_text("utf-8").split("\n\n")]
     text = "\n".join(paragraph for document in documents for paragraph in document)
@@ -43,6 +44,7 @@ def test_the_text_is_prose_of_topics_and_modules_none_of_which_is_imported(writt
     assert {"this", "antigravity", "turtle"}.isdisjoint(sys.modules)
 
 
+@pytest.mark.slow
 def test_no_module_is_in_two_splits_and_a_constant_answer_is_worth_little(written):
     output, splits = written
     for one, other in itertools.combinations(splits.values(), 2):

@@ -149,7 +149,8 @@ def test_a_finished_run_is_not_trained_again(finished, topics, start):
     assert read_metrics(finished[0] / "metrics.jsonl") == before
 
 
-@pytest.mark.parametrize("sizes", [{"data": 1}, pytest.param({"data": 1, "fsdp": 4}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 1, "fsdp": 4}])
 def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
     """With Adam's two means while it trains, and alone at the end: the start, copies and other states are dropped."""
     held = {}

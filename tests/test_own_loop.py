@@ -27,6 +27,12 @@ def batch(bert):
     return bert_jax.make_batch(bert.tokenizer, TEXTS)
 
 
+@pytest.fixture(scope="module")
+def applied(bert):
+    """Returns `bert.apply` as a compiled function, which tests share."""
+    return jax.jit(bert.apply)
+
+
 @pytest.mark.parametrize("masking", [MaskingConfig(), MaskingConfig(rate=0.5, whole_word=True)])
 def test_tokens_are_masked_by_a_key(bert, batch, masking):
     mask = jax.jit(lambda batch, key: bert_jax.mask_tokens(bert.tokenizer, batch, key, masking))
@@ -78,14 +84,19 @@ def test_a_loop_of_ones_own_trains_the_masked_language_model(bert, batch):
 def test_the_head_of_pretraining_has_the_losses_of_a_run(bert, batch):
     head, labels = HEADS["pretraining"], np.array([[0], [1], [-1]])
     masked = bert_jax.mask_tokens(bert.tokenizer, batch, jax.random.key(0))
-    output = bert_jax.forward(bert.config, bert.params, masked, head)
     weights = head.weights(masked)
-    words_only = head.losses(output, masked, weights)
-    metrics = head.losses(output, masked._replace(next_sentence_labels=labels), weights)
-    log_words = jax.nn.log_softmax(output.mlm_logits)
-    picked = jnp.take_along_axis(log_words, masked.mlm_labels[..., None], axis=-1)[..., 0]
+
+    @jax.jit
+    def losses(masked):
+        output = bert_jax.forward(bert.config, bert.params, masked, head)
+        labelled = masked._replace(next_sentence_labels=labels)
+        log_shares = jax.tree.map(jax.nn.log_softmax, output)
+        return log_shares, head.losses(output, masked, weights), head.losses(output, labelled, weights)
+
+    log_shares, words_only, metrics = losses(masked)
+    picked = np.take_along_axis(log_shares.mlm_logits, masked.mlm_labels[..., None], axis=-1)[..., 0]
     words = -(picked * weights).sum() / weights.sum()
-    next_ones = -jax.nn.log_softmax(output.next_sentence_logits)[np.arange(2), 0, labels[:2, 0]].mean()
+    next_ones = -log_shares.next_sentence_logits[np.arange(2), 0, labels[:2, 0]].mean()
     assert set(words_only) == {"loss", "mlm_loss", "mlm_accuracy"}
     assert set(metrics) == {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
     assert float(words_only["loss"][0]) == pytest.approx(float(words), rel=1e-5)
@@ -106,7 +117,7 @@ def test_word_vectors_stand_in_for_token_ids(bert, batch):
     zeros = batch._replace(token_ids=np.zeros_like(batch.token_ids), word_vectors=vectors)
     np.testing.assert_allclose(hidden(zeros), by_ids, atol=1e-6)
 
-    gradient = jax.grad(lambda vectors: hidden(batch._replace(word_vectors=vectors))[:, 0, 0].sum())(vectors)
+    gradient = jax.jit(jax.grad(lambda vectors: hidden(batch._replace(word_vectors=vectors))[:, 0, 0].sum()))(vectors)
     inside = np.asarray(batch.sequence_ids) > 0
     assert (np.abs(gradient).max(axis=-1) > 0)[inside].all() and not np.abs(gradient)[~inside].any()
     step = 1e-2 * gradient / jnp.linalg.norm(gradient)
@@ -142,9 +153,9 @@ def test_a_recipe_that_cannot_be_is_refused(name, settings, message):
         bert_jax.recipe(name, settings)
 
 
-def test_a_model_is_an_argument_of_compiled_functions(bert, batch):
+def test_a_model_is_an_argument_of_compiled_functions(bert, batch, applied):
     """A pytree whose leaves are its parameters: gradients are a model too, and equal models share a program."""
-    expected = bert_jax.encode(bert.config, bert.params, batch)
+    expected = applied(batch)
     traced = []
 
     @jax.jit
@@ -158,29 +169,38 @@ def test_a_model_is_an_argument_of_compiled_functions(bert, batch):
     assert not np.allclose(hidden(doubled, batch), expected.hidden, atol=1e-2)
     hidden(dataclasses.replace(bert, params=jax.device_get(bert.params)), batch)
     assert len(traced) == 1
-    hidden(dataclasses.replace(bert, config=dataclasses.replace(bert.config, layer_norm_epsilon=1e-5)), batch)
+    hidden.trace(dataclasses.replace(bert, config=dataclasses.replace(bert.config, layer_norm_epsilon=1e-5)), batch)
     assert len(traced) == 2
 
-    gradient = jax.grad(lambda bert: bert.apply(batch, dropout_key=jax.random.key(0)).hidden[0, 0, 0])(bert)
+    @jax.jit
+    @jax.grad
+    def derivative(bert):
+        return bert.apply(batch, dropout_key=jax.random.key(0)).hidden[0, 0, 0]
+
+    gradient = derivative(bert)
     assert (
         isinstance(gradient, bert_jax.Pretrained) and np.abs(gradient.params["encoder"]["pooler"]["kernel"]).max() == 0
     )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    kept = bert.apply(batch, layers=True, attentions=True)
+    kept = jax.jit(lambda batch: bert.apply(batch, layers=True, attentions=True))(batch)
     assert kept.layers.shape[0] == bert.config.num_layers + 1 and kept.attentions is not None
 
 
-@pytest.mark.parametrize("name", ["pretraining", "token_classification"])
+@pytest.mark.parametrize("name", ["pretraining", pytest.param("token_classification", marks=pytest.mark.slow)])
 def test_heads_compute_on_a_mesh_as_jax_makes_it(bert, batch, name):
     """Its axes are explicit: shardings are part of types."""
     head, rows = HEADS[name], jax.tree.map(lambda leaf: np.tile(leaf, (8, *[1] * (leaf.ndim - 1)))[:8], batch)
     params = jax.device_get(bert_jax.init_params(bert.config, jax.random.key(0), head, 3))
-    expected = bert_jax.forward(bert.config, params, rows, head)
+
+    def outputs(params, batch):
+        return bert_jax.forward(bert.config, params, batch, head)
+
+    expected = jax.jit(outputs)(params, rows)
     mesh = jax.make_mesh((8,), ("lines",))
     with jax.set_mesh(mesh):
         divided = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("lines")))
         whole = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-        found = jax.jit(lambda params, batch: bert_jax.forward(bert.config, params, batch, head))(whole, divided)
+        found = jax.jit(outputs)(whole, divided)
         assert {leaf.sharding.spec[0] for leaf in jax.tree.leaves(found) if leaf.shape[0] == 8} == {"lines"}
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-6), found, expected)
 
@@ -201,37 +221,37 @@ def test_a_model_makes_batches_of_any_texts(bert, batch):
         bert.batch(TEXTS[0])
 
 
-def test_models_batches_and_outputs_are_shown_in_a_few_words(bert, batch):
+def test_models_batches_and_outputs_are_shown_in_a_few_words(bert, batch, applied):
     assert repr(bert).splitlines() == [
         "Pretrained(bert, 2 layers of 32, 0.0 M parameters, computes in float32)",
         "  pretraining; 167 words, at most 64 tokens",
     ]
     assert repr(batch).startswith("Batch(token_ids=int32[3,16], type_ids=uint8[3,16], sequence_ids=int32[3,16], ")
-    assert "labels" not in repr(batch) and repr(bert.apply(batch)).startswith("Encoded(hidden=float32[3,16,32], ")
+    assert "labels" not in repr(batch) and repr(applied(batch)).startswith("Encoded(hidden=float32[3,16,32], ")
 
 
-def test_functions_of_batches_are_exported(bert, batch):
+def test_functions_of_batches_are_exported(bert, batch, applied):
     exported = jax.export.export(jax.jit(lambda params, batch: bert_jax.encode(bert.config, params, batch)))
     written = exported(bert.params, batch).serialize()
     encoded = jax.export.deserialize(bytearray(written)).call(bert.params, batch)
-    np.testing.assert_allclose(encoded.hidden, bert.apply(batch).hidden, atol=1e-6)
+    np.testing.assert_allclose(encoded.hidden, applied(batch).hidden, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, lambda array: array.tolist()])
-def test_arrays_of_other_libraries_are_a_batch(bert, batch, kind):
+def test_arrays_of_other_libraries_are_a_batch(batch, applied, kind):
     mask = batch.sequence_ids.astype(np.int64)
     same = bert_jax.Batch.from_ids(*map(kind, (batch.token_ids.astype(np.int64), mask, batch.type_ids)))
-    np.testing.assert_allclose(bert.apply(same).hidden[mask > 0], bert.apply(batch).hidden[mask > 0], atol=1e-6)
-    np.testing.assert_allclose(bert.apply(same).pooled, bert.apply(batch).pooled, atol=1e-6)
+    np.testing.assert_allclose(applied(same).hidden[mask > 0], applied(batch).hidden[mask > 0], atol=1e-6)
+    np.testing.assert_allclose(applied(same).pooled, applied(batch).pooled, atol=1e-6)
     # padding on the left
     lengths = mask.sum(axis=1)
     left = np.zeros_like(batch.token_ids)
     for row, length in enumerate(lengths):
         left[row, -length:] = batch.token_ids[row, :length]
     turned = bert_jax.Batch.from_ids(kind(left), kind(np.flip(mask, axis=1)))
-    np.testing.assert_allclose(bert.apply(turned).pooled, bert.apply(batch).pooled, atol=1e-6)
+    np.testing.assert_allclose(applied(turned).pooled, applied(batch).pooled, atol=1e-6)
     alone = bert_jax.Batch.from_ids(kind(batch.token_ids[:1, : lengths[0]]))
-    np.testing.assert_allclose(bert.apply(alone).pooled[0], bert.apply(batch).pooled[0], atol=1e-6)
+    np.testing.assert_allclose(applied(alone).pooled[0], applied(batch).pooled[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("shapes", [[(3,), (3,)], [(2, 4), (2, 5)], [(2, 4), (2,)], [(2, 4), (2, 4), (1, 4)]])
@@ -257,7 +277,7 @@ RELATIVES = {
 }
 
 
-@pytest.mark.parametrize("family", RELATIVES)
+@pytest.mark.parametrize("family", ["modernbert", pytest.param("bert", marks=pytest.mark.slow)])  # see test_acts
 def test_in_float64_derivatives_are_those_of_differences(batch, family):
     config = tiny_model(vocab_size=167, compute_dtype="float64", **RELATIVES[family])
     head, random = HEADS["sequence_classification"], np.random.default_rng(0)
@@ -269,13 +289,14 @@ def test_in_float64_derivatives_are_those_of_differences(batch, family):
         step = jax.tree.map(lambda leaf: 1e-4 * leaf / norm, direction)
 
         @jax.jit
+        @jax.value_and_grad
         def loss(params):
             logits = bert_jax.forward(config, params, labelled, head)
             total, count = head.losses(logits, labelled, head.weights(labelled))["loss"]
             return total / count
 
-        after, before = (loss(jax.tree.map(add, params, step)) for add in (np.add, np.subtract))
-        gradient = jax.grad(loss)(params)
+        after, before = (loss(jax.tree.map(add, params, step))[0] for add in (np.add, np.subtract))
+        gradient = loss(params)[1]
         assert {leaf.dtype.name for leaf in jax.tree.leaves((after, gradient))} == {"float64"}
         along = sum(np.vdot(*pair) for pair in zip(jax.tree.leaves(gradient), jax.tree.leaves(step)))
         assert float(after - before) / 2 == pytest.approx(float(along), rel=1e-6)

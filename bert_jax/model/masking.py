@@ -71,7 +71,7 @@ def mask_tokens(
         word_starts=jnp.asarray(tokenizer.word_starts)[jnp.asarray(batch.token_ids, jnp.int32)],
     )
     special = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
-    masked = mask_rows(numbered, masking, tokenizer.vocab_size, *special)
+    masked = _mask_rows(numbered, masking, tokenizer.vocab_size, *special)
     return leave_causal(masked, numbered, masking) if masking.causal_rate else masked
 
 
@@ -149,6 +149,10 @@ def mask_rows(
         mlm_labels=mlm_labels,
         mlm_weights=weights.astype(jnp.float32),
     )
+
+
+# for callers whose own function is not compiled
+_mask_rows = jax.jit(mask_rows, static_argnums=(1, 2, 3, 4))
 
 
 def leave_causal(masked: Batch, batch: Batch, config: MaskingConfig) -> Batch:

@@ -88,29 +88,35 @@ def _check_labels(task: Task, rows: Sequence[Row]) -> None:
             raise mistake(task, "make_rows", f"the label {labels.max()}", needed)
 
 
-def _shape_of(task: Task, model: ModelConfig, batch: Batch) -> Any:
-    """Returns the shape of what a model with the task's head gives for a batch; it runs with dropout too."""
-    how = {"head": task.head, "num_outputs": task.num_outputs}
+def _params_of(task: Task, model: ModelConfig) -> PyTree:
+    """Returns the shapes of the parameters of a model with the task's head."""
+    init = functools.partial(init_params, model, head=task.head, num_outputs=task.num_outputs)
+    return jax.eval_shape(lambda: init(jax.random.key(0)))
 
-    def compute(batch: Batch) -> PyTree:
-        key = jax.random.key(0)
-        params = init_params(model, key, **how)
-        forward(model, params, batch, dropout_key=key, **how)
-        return forward(model, params, batch, **how)
 
-    return jax.eval_shape(compute, batch)
+def _shape_of(
+    task: Task,
+    model: ModelConfig,
+    params: PyTree,
+    batch: Batch,
+    dropout_key: jax.Array | None = None,
+) -> Any:
+    """Returns the shape of what a model with the task's head gives for a batch."""
+    how = {"head": task.head, "num_outputs": task.num_outputs, "dropout_key": dropout_key}
+    return jax.eval_shape(functools.partial(forward, model, **how), params, batch)
 
 
 def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: FinetuneConfig) -> None:
     """Raises: InputError if a hook of the head, run on the shapes of rows with labels, does not fit the others."""
     head = task.head
     batch = _batch_of(head, rows)
-    made = jax.eval_shape(lambda: init_params(model, jax.random.key(0), head, task.num_outputs))
-    own = sorted(set(made) - {"encoder"})
+    params = _params_of(task, model)
+    own = sorted(set(params) - {"encoder"})
     if own != sorted(head.own_parts):
         needed = f'the names of the modules that logits makes, {own}, and "pooler" if it reads that'
         raise mistake(head, "parts", head.parts, needed)
-    outputs = _shape_of(task, model, batch)
+    _shape_of(task, model, params, batch, dropout_key=jax.random.key(0))
+    outputs = _shape_of(task, model, params, batch)
     weights = _check_outputs(task, outputs, batch, "")
     with naming(head, "losses"):
         metrics = jax.eval_shape(head.losses, outputs, batch, weights)
@@ -124,7 +130,7 @@ def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: Finet
     if head.can_be_packed and not head.needs_whole_batch:
         packed = _batch_of(head, rows, _PLACES)
         fix = "; a row may hold several sequences, unless the head says can_be_packed = False"
-        _check_outputs(task, _shape_of(task, model, packed), packed, fix)
+        _check_outputs(task, _shape_of(task, model, params, packed), packed, fix)
     if config.teacher.checkpoint and head.can_learn:
         mean = jax.eval_shape(lambda given: head.mean_of([given, given]), outputs)
         warm = functools.partial(head.divergence, temperature=config.teacher.temperature)
@@ -161,7 +167,8 @@ def _check_outputs(task: Task, outputs: PyTree, batch: Batch, fix: str) -> Any:
 def _drawn(task: Task, model: ModelConfig, rows: Sequence[Row]) -> list[np.ndarray]:
     """Returns random outputs of rows, of the shapes that the model gives, as `Task.decode` takes them."""
     bare = [row._replace(label=None) for row in rows]
-    outputs = _shape_of(task, model, _batch_of(task.head, bare))
+    batch = _batch_of(task.head, bare)
+    outputs = _shape_of(task, model, _params_of(task, model), batch)
     numbers = np.random.default_rng(0).normal(size=outputs.shape).astype(np.float32)
     pairs = zip(bare, numbers, strict=True)
     return [unpadded_outputs([row], own, task.head)[0] for row, own in pairs]

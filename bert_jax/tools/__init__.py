@@ -41,7 +41,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_again(number: int) -> None:
-    again = threading.Timer(0.05, signal.raise_signal, (number,))
+    # to the main thread: a signal of the timer's own would not wake it from a call that blocks
+    main = threading.main_thread().ident
+    again = threading.Timer(0.05, signal.pthread_kill, (main, number))
     again.daemon = True
     again.start()
 

@@ -108,7 +108,8 @@ def test_an_own_kind_trains_is_kept_and_answers(pretrained, tmp_path, name):
         assert first.vectors.shape == second.vectors.shape == (1, 32)
 
 
-@pytest.mark.parametrize(("devices", "accumulate"), [(4, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "accumulate"), [(4, 1), (1, 2)])
 def test_the_loss_of_a_batch_does_not_depend_on_devices_or_microbatches(pretrained, tmp_path, devices, accumulate):
     found = []
     for name, count, parts in (("one", 1, 1), ("other", devices, accumulate)):

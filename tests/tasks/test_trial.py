@@ -15,7 +15,7 @@ import bert_jax
 from bert_jax.model.heads.embedding import Embeddings
 from bert_jax.tasks import trial
 from bert_jax.tasks.catalog import Own, make_task
-from bert_jax.tasks.hooks import is_own
+from bert_jax.tasks.hooks import is_own, told
 from bert_jax.tasks.prepare import open_task
 from bert_jax.tasks.trial import try_own
 
@@ -142,18 +142,26 @@ HEADS = {
 }
 
 
+# Hooks whose mistakes are told as those of others are, by the same lines.
+SAME = (MoreOutputsOwnLoss, NotPacked, LossFails, ConstantFails, Classes, NotSummed)
+
+
+def by_name(kinds):
+    return [pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in SAME)) for kind in kinds]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("topics")
     return topics_run(make_topics(place / "data", 12, 6), make_pretrained(place))
 
 
-@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", by_name(HEADS))
 def test_a_mistake_in_a_head_is_told_before_the_first_step(run, kind):
     assert message(open_task, run, Own(head=kind())).startswith(HEADS[kind])
 
 
-@pytest.mark.parametrize("kind", [Sum, NotPacked], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", by_name([Sum, NotPacked]))
 def test_a_head_that_fits_is_taken(run, kind):
     assert isinstance(open_task(run, Own(head=kind())).task.head, kind)
 
@@ -345,7 +353,7 @@ def of_kinds(run):
     return dataclasses.replace(run, data=data, task=dataclasses.replace(run.task, name="kinds"))
 
 
-@pytest.mark.parametrize("kind", TASKS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", by_name(TASKS))
 def test_a_mistake_in_a_task_is_told_before_the_first_step(run, kind):
     assert message(open_task, of_kinds(run), Own(task=kind)).startswith(TASKS[kind])
 
@@ -370,13 +378,19 @@ def test_nothing_of_bert_jax_is_tried(run, monkeypatch):
     assert try_own(inputs.task, inputs.data, inputs.model, inputs.start.tokenizer, run) is None
 
 
-def test_a_mistake_that_only_real_outputs_show_is_one_line_too(run, tmp_path):
-    class Later(Kinds):
-        def decode(self, examples, rows, outputs):
-            return super().decode(examples, rows, outputs) if len(examples) < 3 else [{}["missing"]]
+class Later(Kinds):
+    def decode(self, examples, rows, outputs):
+        return super().decode(examples, rows, outputs) if len(examples) < 3 else [{}["missing"]]
 
-        def score(self, examples, predictions):
-            return {"accuracy": 1.0}
 
-    found = message(bert_jax.finetune, of_kinds(run), tmp_path / "run", jax.devices()[:1], task=Later)
-    assert re.match(r"Later\.decode fails with KeyError: 'missing' \(test_trial\.py, line \d+\)$", found)
+LATER = r"Later\.decode fails with KeyError: 'missing' \(test_trial\.py, line \d+\)$"
+
+
+def test_a_mistake_that_only_many_examples_show_is_one_line_too(run):
+    task = open_task(of_kinds(run), Own(task=Later)).task
+    assert re.match(LATER, message(told()(task.decode), ["b c", "d e f", "g"], [], []))
+
+
+@pytest.mark.slow
+def test_in_a_run_too(run, tmp_path):
+    assert re.match(LATER, message(bert_jax.finetune, of_kinds(run), tmp_path / "run", jax.devices()[:1], task=Later))

@@ -115,14 +115,9 @@ def test_tokens_of_36_texts_in_many_scripts_are_those_of_the_reference(goldens, 
         check_corpus(goldens, shared_data, casing, name)
 
 
-@pytest.mark.parametrize(
-    ("casing", "number"),
-    [
-        pytest.param(casing, number, marks=[pytest.mark.slow] if number or casing == "cased" else [])
-        for casing in ("uncased", "cased")
-        for number in range(10)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("casing", ["uncased", "cased"])
+@pytest.mark.parametrize("number", range(10))
 def test_tokens_of_wikipedia_are_those_of_the_reference(goldens, shared_data, casing, number):
     check_corpus(goldens, shared_data, casing, f"wikipedia_en/wiki_en-{number:02}.txt.gz")
 
