@@ -129,7 +129,7 @@ def test_a_seal_says_what_stands_where(copy):
 IDENTITY = {"dataset": "0" * 64, "later_datasets": []}
 
 
-@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+@pytest.mark.parametrize("kind", [PretrainConfig, pytest.param(FinetuneConfig, marks=pytest.mark.slow)])
 def test_every_wrong_type_in_a_work_directory_is_one_line(tmp_path, kind):
     config = kind()
     identity = IDENTITY | {"format": 1, "run": to_dict(config), "model": {}}

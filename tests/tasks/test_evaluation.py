@@ -77,7 +77,7 @@ def test_spans_begin_and_end_nowhere():
     assert not output.any() and output.shape == (3, 2)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     source = make_topics(tmp_path / "topics")
     bert = load_pretrained(make_pretrained(tmp_path))

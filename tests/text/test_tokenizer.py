@@ -107,7 +107,7 @@ def check_corpus(goldens, shared_data, casing, name):
     assert hashes(map(tokenizer.pieces.normalizer, lines)) == golden["words"]
 
 
-@pytest.mark.parametrize("casing", ["uncased", "cased"])
+@pytest.mark.parametrize("casing", ["uncased", pytest.param("cased", marks=pytest.mark.slow)])
 def test_tokens_of_36_texts_in_many_scripts_are_those_of_the_reference(goldens, shared_data, casing):
     names = [name for name in goldens[casing]["corpora"] if name.startswith("udhr/")]
     assert len(names) == 36
