@@ -160,6 +160,7 @@ class Front(http.server.ThreadingHTTPServer):
 class _Passing(http.server.BaseHTTPRequestHandler):
     server: Front
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the answer to its head
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -25,6 +25,7 @@ class Hub:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the answer to its head
 
     def log_message(self, *_):
         pass

@@ -53,6 +53,7 @@ def serving(root: Path) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or a body waits 40 ms for the answer to its head
 
         def log_message(self, *_: object) -> None:
             pass
