@@ -205,6 +205,7 @@ def topics(path, num_rows, seed, soft=False):
     write_lines(path, rows)
 
 
+@pytest.mark.slow
 def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
     topics(tmp_path / "train.jsonl", 200, 0)
     topics(tmp_path / "dev.jsonl", 60, 1)
