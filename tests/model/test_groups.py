@@ -35,17 +35,24 @@ def encoded(config, params, key=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("layers", "every", "changes"),
+    ("layers", "every", "changes", "order"),
     [
-        (5, 2, {"remat": "full"}),
+        (5, 2, {}, 0),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((4, 2, {"unroll": 4}), (7, 3, {"remat": "dots"}), (2, 3, {}))
+            for each in (
+                (5, 2, {"remat": "full"}, 1),
+                (4, 2, {"unroll": 4}, 1),
+                (7, 3, {"remat": "dots"}, 1),
+                (2, 3, {}, 1),
+            )
         ),
     ],
 )
-def test_groups_are_layers_one_after_the_other(layers, every, changes):
-    """With the same dropout, whatever is computed again and however many groups stand in a turn of the loop."""
+def test_groups_are_layers_one_after_the_other(layers, every, changes, order):
+    """With the same dropout, whatever is computed again and however many groups stand in a turn of the loop: outputs,
+    or gradients too.
+    """
     config = dataclasses.replace(
         SMALL, num_layers=layers, global_every=every, hidden_dropout_rate=0.2, attention_dropout_rate=0.2
     )
@@ -56,7 +63,7 @@ def test_groups_are_layers_one_after_the_other(layers, every, changes):
             kept = encoded(config, split(params), key, keep_layers=True, keep_attentions=True)
             return jnp.sum(jnp.cos(kept.hidden)), (kept.hidden, kept.layers, kept.attentions)
 
-        return jax.jit(jax.grad(loss, has_aux=True))
+        return jax.jit(jax.grad(loss, has_aux=True) if order else loss)
 
     in_groups = both(dataclasses.replace(config, **changes), lambda params: params)
     found, expected = (
@@ -69,7 +76,7 @@ def test_groups_are_layers_one_after_the_other(layers, every, changes):
     assert np.abs(hidden - in_groups(params, jax.random.key(2))[1][0]).max() > 0.1  # dropout is on
 
 
-@pytest.mark.parametrize("attention", ["plain", "fused"])
+@pytest.mark.parametrize("attention", [pytest.param("plain", marks=pytest.mark.slow), "fused"])
 def test_no_layer_decides_what_it_sees(attention):
     config = dataclasses.replace(SMALL, num_layers=3, attention=attention)
     shapes = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))["encoder"]

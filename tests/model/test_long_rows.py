@@ -70,10 +70,11 @@ def test_both_passes_equal_those_of_whole_rows(monkeypatch, window, rate, causal
 def test_dropout_of_any_scores_is_that_of_whole_rows(size, x64):
     shape = AttentionShape(1, 8, False, 2**15)
     first, second = jnp.int32(123), jnp.int32(-77)
-    expected = keeps(shape, size, first, second)
+    expected = jax.jit(keeps, static_argnums=(0, 1))(shape, size, first, second)
     with jax.enable_x64(x64):
         rows, columns = jnp.arange(size)[:, None], jnp.arange(size)
-        np.testing.assert_array_equal(keeps_at(shape, size, rows, columns, first, second), expected)
+        found = jax.jit(keeps_at, static_argnums=(0, 1))(shape, size, rows, columns, first, second)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_windows_are_for_rows_that_are_longer_than_three_blocks():
@@ -103,20 +104,25 @@ def params():
     )
 
 
+def packed_rows():
+    return random_batch(num_rows=4, row_length=259, num_sequences=3)
+
+
 def logits_of(config, params, batch, key=None):
     positions = np.broadcast_to(np.arange(0, batch.token_ids.shape[1], 7), (len(batch.token_ids), 37))
     batch = batch._replace(mlm_positions=positions)
-    return jax.jit(functools.partial(forward, config, head=MASKED_LM))(params, batch, dropout_key=key)[..., :203]
+    logits = jax.jit(functools.partial(forward, config, head=MASKED_LM))(params, batch, dropout_key=key)
+    return np.asarray(logits)[..., :203]
 
 
 @pytest.fixture(scope="module")
 def plain_logits():
-    """Returns (config, parameters) -> the logits of a batch, each made once."""
+    """Returns (config, parameters) -> the logits of `packed_rows`, each made once."""
     made = {}
 
     def of(config, params):
         if config not in made:
-            made[config] = logits_of(config, params, random_batch(num_rows=2, row_length=259, num_sequences=3))
+            made[config] = logits_of(config, params, packed_rows())
         return made[config]
 
     return of
@@ -126,13 +132,13 @@ def plain_logits():
     "changes",
     [
         {"attention": "fused"},
-        {"unroll": 1, "remat": "full"},
-        {"remat": "dots", "unroll": 2},
+        pytest.param({"unroll": 1, "remat": "full"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "dots", "unroll": 2}, marks=pytest.mark.slow),
         {"window": 600, "rotary_theta": 10_000.0},  # every layer is global
     ],
 )
 def test_how_it_is_computed_changes_nothing(params, plain_logits, changes):
-    batch = random_batch(num_rows=2, row_length=259, num_sequences=3)
+    batch = packed_rows()
     config = dataclasses.replace(MODERN, rotary_theta=10_000.0) if "window" in changes else MODERN
     changed = dataclasses.replace(config, **changes)
     if "window" in changes:
@@ -144,7 +150,7 @@ def test_how_it_is_computed_changes_nothing(params, plain_logits, changes):
 
 
 def test_a_sequence_alone_has_the_logits_that_it_has_in_a_packed_row(params, plain_logits):
-    packed = random_batch(num_rows=2, row_length=259, num_sequences=3)
+    packed = packed_rows()
     expected = np.asarray(plain_logits(MODERN, params))
     compute = jax.jit(functools.partial(forward, MODERN, head=MASKED_LM))
     for row in range(2):
@@ -158,14 +164,14 @@ def test_a_sequence_alone_has_the_logits_that_it_has_in_a_packed_row(params, pla
         for batch in (shifted, alone):
             places = [place for place in range(0, 259, 7) if inside[place]]
             own = [place - start for place in places] if batch is alone else places
-            wide = np.zeros((2, 37), int)  # of one shape, for one program
+            wide = np.zeros((4, 37), int)  # of one shape, for one program
             wide[:, : len(own)] = own
-            found = compute(params, batch._replace(mlm_positions=wide))[0, : len(own), :203]
+            found = np.asarray(compute(params, batch._replace(mlm_positions=wide)))[0, : len(own), :203]
             np.testing.assert_allclose(found, expected[row, [place // 7 for place in places]], atol=2e-5)
 
 
-def test_dropout_does_not_depend_on_blocks_or_kernels(params):
-    batch = random_batch(num_rows=2, row_length=259)
+def test_dropout_does_not_depend_on_blocks_or_kernels(params, plain_logits):
+    batch = packed_rows()
     config = dataclasses.replace(MODERN, attention_dropout_rate=0.2)
     real = np.asarray(batch.sequence_ids[:, ::7] > 0)
     plain, fused = (
@@ -173,7 +179,7 @@ def test_dropout_does_not_depend_on_blocks_or_kernels(params):
         for name in ("plain", "fused")
     )
     np.testing.assert_allclose(plain, fused, atol=2e-5)
-    assert np.abs(plain - np.asarray(logits_of(config, params, batch))[real]).max() > 1e-3
+    assert np.abs(plain - np.asarray(plain_logits(MODERN, params))[real]).max() > 1e-3
 
 
 def loss_of(params, batch, attention):
@@ -189,9 +195,20 @@ def on_one_device(params):
     return used, batch, jax.jit(jax.value_and_grad(functools.partial(loss_of, attention="plain")))(used, batch)
 
 
-@pytest.mark.parametrize("attention", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
-def test_eight_devices_compute_what_one_computes(on_one_device, attention):
+def test_eight_devices_compute_what_one_computes(params, plain_logits):
     """Rows, heads and parameters are divided; layers are scanned, so that a conditional chooses."""
+    mesh, batch = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), packed_rows()
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(params, tree_shardings(mesh, params))
+        rows = jax.device_put(batch, row_sharding(mesh))
+        found = logits_of(dataclasses.replace(MODERN, unroll=1), divided, rows)
+    real = np.asarray(batch.sequence_ids[:, ::7] > 0)
+    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(plain_logits(MODERN, params))[real], atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_eight_devices_compute_the_gradients_that_one_computes(on_one_device, attention):
     used, batch, expected = on_one_device
     loss = functools.partial(loss_of, attention=attention)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
