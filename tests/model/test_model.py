@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, drawn_params, pretraining_params, random_batch, task_params, tiny_model
+from builders import CLS, MASK, SEP, drawn_params, random_batch, task_params, tiny_model
 from stablehlo import stablehlo_products
 
 from bert_jax.batch import pad_rows
@@ -46,7 +46,9 @@ def masked_batch(**options):
 def noisy_params():
     """Returns parameters of `tiny_model()` with every entry random, biases and norms included; shared."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: x + 0.05 * rng.standard_normal(x.shape).astype(np.float32), pretraining_params())
+    return jax.tree.map(
+        lambda x: x + 0.05 * rng.standard_normal(x.shape).astype(np.float32), drawn_params(tiny_model())
+    )
 
 
 def numpy_bert(model, params, batch):
@@ -96,11 +98,11 @@ def numpy_bert(model, params, batch):
     return outputs
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_exact"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", pytest.param("gelu_exact", marks=pytest.mark.slow)])
 def test_forward_equals_a_numpy_sketch(activation):
     model = tiny_model(activation=activation)
     params, batch = noisy_params(), masked_batch(num_rows=4)
-    output = forward(model, params, batch)
+    output = jax.device_get(forward(model, params, batch))
     for row, (hidden, pooled, mlm_logits, nsp_logits) in enumerate(numpy_bert(model, params, batch)):
         np.testing.assert_allclose(output.encoded.hidden[row, : len(hidden)], hidden, atol=1e-5)
         np.testing.assert_allclose(output.encoded.pooled[row, 0], pooled, atol=1e-5)
@@ -108,6 +110,7 @@ def test_forward_equals_a_numpy_sketch(activation):
         np.testing.assert_allclose(output.next_sentence_logits[row, 0], nsp_logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_two_gelus_differ():
     batch, params = masked_batch(num_rows=4), noisy_params()
     tanh, exact = (
@@ -126,7 +129,7 @@ def test_padding_changes_no_logits():
         sequence_ids=np.pad(batch.sequence_ids, padding),
         word_starts=None,  # of masking
     )
-    short, long = (forward(model, params, b) for b in (batch, longer))
+    short, long = (jax.device_get(forward(model, params, b)) for b in (batch, longer))
     np.testing.assert_allclose(short.mlm_logits, long.mlm_logits, atol=1e-5)
     np.testing.assert_allclose(short.next_sentence_logits, long.next_sentence_logits, atol=1e-5)
 
@@ -135,7 +138,7 @@ def test_packing_changes_no_logits():
     model = tiny_model()
     params, packed = noisy_params(), random_batch(num_rows=4, row_length=60, num_sequences=3)
     compute = jax.jit(functools.partial(encode, model))
-    encoded = compute(params, packed)
+    encoded = jax.device_get(compute(params, packed))
     for row in range(4):
         for place in range(3):
             inside = packed.sequence_ids[row] == place + 1
@@ -144,7 +147,7 @@ def test_packing_changes_no_logits():
             for name in ("token_ids", "type_ids"):
                 getattr(alone, name)[0, :length] = getattr(packed, name)[row, inside]
             alone.sequence_ids[0, :length] = 1
-            single = compute(params, alone)
+            single = jax.device_get(compute(params, alone))
             np.testing.assert_allclose(encoded.hidden[row, inside], single.hidden[0, :length], atol=1e-5)
             np.testing.assert_allclose(encoded.pooled[row, place], single.pooled[0, 0], atol=1e-5)
 
@@ -152,18 +155,18 @@ def test_packing_changes_no_logits():
 def test_vocabulary_padding_changes_no_logits_and_stays_zero():
     batch = masked_batch(num_rows=4)
     padded, exact = tiny_model(), tiny_model(vocab_multiple=1)
-    params = pretraining_params()
+    params = drawn_params(tiny_model())
     table = params["encoder"]["embeddings"]["word"]["embedding"]
     assert table.shape == (256, 32) and not np.asarray(table[203:]).any()
     cut = jax.tree.map(lambda x: x[:203] if x.shape[:1] == (256,) else x, params)
-    ours = forward(padded, params, batch).mlm_logits
-    np.testing.assert_allclose(ours[..., :203], forward(exact, cut, batch).mlm_logits, atol=1e-6)
-    assert (np.asarray(jax.nn.softmax(ours, axis=-1))[..., 203:] == 0).all()
 
     def loss(params):
-        return jnp.sum(jax.nn.logsumexp(forward(padded, params, batch).mlm_logits, axis=-1))
+        logits = forward(padded, params, batch).mlm_logits
+        return jnp.sum(jax.nn.logsumexp(logits, axis=-1)), logits
 
-    gradient = jax.jit(jax.grad(loss))(params)
+    gradient, ours = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(params))
+    np.testing.assert_allclose(ours[..., :203], forward(exact, cut, batch).mlm_logits, atol=1e-6)
+    assert (np.asarray(jax.nn.softmax(ours, axis=-1))[..., 203:] == 0).all()
     assert not np.asarray(gradient["encoder"]["embeddings"]["word"]["embedding"][203:]).any()
     assert not np.asarray(gradient["mlm"]["output_bias"][203:]).any()
 
@@ -221,7 +224,7 @@ def test_dropout_keeps_its_share_and_the_mean(shape, rate):
     assert Dropout(rate).apply({}, inputs, True) is inputs and Dropout(0.0).apply({}, inputs, False) is inputs
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3])
+@pytest.mark.parametrize("rate", [0.1, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_dropout_of_bfloat16_scales_by_what_is_not_rounded(rate):
     """1 / 0.9 in bfloat16 would be 1.109375, and the mean 0.9984 of what it was."""
     inputs = jnp.linspace(1, 2, 4096, dtype=jnp.bfloat16).reshape(16, 256)
@@ -230,9 +233,13 @@ def test_dropout_of_bfloat16_scales_by_what_is_not_rounded(rate):
     def drop(inputs):
         return Dropout(rate).apply({}, inputs, False, rngs={"dropout": jax.random.key(0)})
 
-    out, pull_back = jax.vjp(drop, inputs)
-    assert out.dtype == jnp.bfloat16
-    for found in (out, pull_back(inputs)[0]):
+    @jax.jit
+    def both(inputs):
+        out, pull_back = jax.vjp(drop, inputs)
+        return out, pull_back(inputs)[0]
+
+    for found in both(inputs):
+        assert found.dtype == jnp.bfloat16
         found, exact = np.asarray(found, np.float64), np.asarray(inputs, np.float64) / kept
         passed = found != 0
         assert found[passed].sum() / exact[passed].sum() == pytest.approx(1, abs=2e-4)
@@ -259,7 +266,11 @@ def plain_gradient():
 
 
 @pytest.mark.parametrize(
-    "change", [{"unroll": 2}, {"remat": "full"}, pytest.param({"remat": "dots"}, marks=pytest.mark.slow)]
+    "change",
+    [
+        {"unroll": 2, "remat": "full"},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"unroll": 2}, {"remat": "full"}, {"remat": "dots"})),
+    ],
 )
 def test_scan_and_remat_change_nothing(plain_gradient, change):
     other = gradient_with_dropout(**change)
@@ -316,13 +327,13 @@ def test_an_empty_row_is_finite_and_weighs_nothing():
     )
     model = tiny_model()
     objective = PretrainingObjective(model, MaskingConfig(), MASK, (CLS, SEP))
-    prepared = jax.jit(objective.prepare)(empty)
 
     def loss(params):
+        prepared = objective.prepare(empty)
         metrics, denominators = objective.losses(params, prepared, None), objective.denominators(prepared)
-        return sum(metrics[name][0] / denominators[name] for name in denominators)
+        return sum(metrics[name][0] / denominators[name] for name in denominators), prepared
 
-    value, gradient = jax.jit(jax.value_and_grad(loss))(noisy_params())
+    (value, prepared), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(noisy_params())
     assert float(value) == 0.0
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
     assert float(jnp.sum(next_sentence_weights(prepared))) == 0
@@ -342,33 +353,44 @@ def test_padding_may_be_longer_than_the_positions():
     params = drawn_params(model)
     ids = np.arange(5, 11)
     hidden = jax.jit(lambda params, batch: encode(model, params, batch).hidden)
-    short, long = (hidden(params, pad_rows([ids, np.arange(5, 13)], size, num_sequences=4))[0, :6] for size in (8, 30))
+    short, long = (
+        np.asarray(hidden(params, pad_rows([ids, np.arange(5, 13)], size, num_sequences=4)))[0, :6] for size in (8, 30)
+    )
     assert np.isfinite(long).all()
     np.testing.assert_allclose(long, short, atol=1e-6)
 
 
+@functools.cache
+def all_kept(model):
+    """Returns what gives all that the encoder can keep, of parameters and a batch."""
+    return jax.jit(functools.partial(encode, model, layers=True, attentions=True))
+
+
+@pytest.fixture(scope="module")
+def of_the_stack():
+    return all_kept(tiny_model())(drawn_params(tiny_model()), random_batch(num_rows=3))
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_layers_by_themselves_are_those_of_the_stack(dtype):
+def test_layers_by_themselves_are_those_of_the_stack(dtype, of_the_stack):
     """What predictions on a CPU are made with."""
     model = tiny_model(compute_dtype=dtype)
-    params = pretraining_params()
+    params = drawn_params(tiny_model())
     separate = params | {"encoder": unstack(model, params["encoder"])}
     assert "layers" not in separate["encoder"] and "layers" in params["encoder"]
     batch = random_batch(num_rows=3)
-    with_layers = jax.jit(functools.partial(encode, model, layers=True))
-    expected, kept = (with_layers(one, batch) for one in (params, separate))
-    alone = jax.jit(functools.partial(encode, model))(separate, batch)
-    for ours, theirs in (
-        (kept.layers, expected.layers), (kept.hidden, expected.hidden), (alone.hidden, expected.hidden)
-    ):  # fmt: skip
-        np.testing.assert_allclose(ours.astype(np.float32), theirs.astype(np.float32), rtol=1e-6, atol=1e-6)
+    expected = of_the_stack if dtype == "float32" else all_kept(model)(params, batch)
+    kept = all_kept(model)(separate, batch)
+    np.testing.assert_allclose(kept.attentions, expected.attentions, atol=1e-6)
+    for ours, theirs in ((kept.layers, expected.layers), (kept.hidden, expected.hidden)):
+        np.testing.assert_allclose(*(np.asarray(each, np.float32) for each in (ours, theirs)), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("attention", ["plain", "fused"])
-def test_attention_maps_are_probabilities_within_each_sequence(attention):
-    model = tiny_model(attention=attention)
-    params, batch = pretraining_params(), random_batch(num_rows=3)
+def test_attention_maps_are_probabilities_within_each_sequence(of_the_stack):
+    model = tiny_model(attention="fused")
+    params, batch = drawn_params(tiny_model()), random_batch(num_rows=3)
     maps = jax.jit(functools.partial(encode, model, attentions=True))(params, batch).attentions
+    np.testing.assert_allclose(of_the_stack.attentions, maps, atol=1e-6)
     rows, length = batch.token_ids.shape
     assert maps.shape == (model.num_layers, rows, model.num_heads, length, length)
     ids = np.asarray(batch.sequence_ids)
@@ -376,14 +398,11 @@ def test_attention_maps_are_probabilities_within_each_sequence(attention):
     np.testing.assert_allclose(np.asarray(maps).sum(-1), 1, rtol=1e-5)
     others = np.broadcast_to((real[:, :, None] & ~same)[:, None], maps.shape[1:])
     assert not np.asarray(maps)[:, others].any()
-    apart = params | {"encoder": unstack(model, params["encoder"])}
-    again = jax.jit(functools.partial(encode, model, attentions=True))(apart, batch).attentions
-    np.testing.assert_allclose(again, maps, atol=1e-6)
 
 
 def test_dropout_of_the_encoder_needs_a_key():
     model = tiny_model(hidden_dropout_rate=0.5)
-    params, batch = pretraining_params(), random_batch(num_rows=2)
+    params, batch = drawn_params(tiny_model()), random_batch(num_rows=2)
     encoded = jax.jit(functools.partial(encode, model))
     hidden = [np.asarray(encoded(params, batch, key).hidden) for key in (None, None, jax.random.key(1))]
     np.testing.assert_array_equal(hidden[0], hidden[1])
