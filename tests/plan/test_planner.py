@@ -21,7 +21,7 @@ from bert_jax.training.memory import activation_bytes, memory_problem
 
 
 def tiny_config(path, **sections):
-    config = tiny_run(path, model=tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1), **sections)
+    config = tiny_run(path, model=tiny_model(), **sections)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=64))
 
 

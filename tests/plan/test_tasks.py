@@ -31,17 +31,30 @@ def config(tmp_path):
     )
 
 
-def test_fine_tuning_is_planned_with_the_rows_of_its_data(config, monkeypatch):
-    """With eight CPU devices and their compiler in place of a pod's."""
+def take_for_planned(monkeypatch, count):
+    """Has CPU devices and their compiler in place of a pod's."""
     for module in (planner, tasks):
-        monkeypatch.setattr(module, "planned_devices", lambda *_: (jax.devices()[:8], "a compiler"))
-    plan = plan_task(config, "v5e:2x4")
+        monkeypatch.setattr(module, "planned_devices", lambda *_: (jax.devices()[:count], "a compiler"))
+
+
+def test_fine_tuning_is_planned(config, monkeypatch):
+    take_for_planned(monkeypatch, 1)
+    plan = plan_task(config, "v5e:1x1")
     assert plan.fits and plan.predictions == 0 and plan.compiled_flops > plan.model_flops
     assert "model.compute_dtype=float32 model.attention=plain model.remat=none train.accumulate=2" in plan.choices
-    assert plan.batch_size % 16 == 0 and plan.batch_size < 2 * 32  # devices x microbatches; texts share rows
+    assert plan.batch_size % 2 == 0 and plan.batch_size < 2 * 32  # microbatches; texts share rows
     assert plan.estimate["logits"] == 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
-    alone = plan_task(dataclasses.replace(config, data=dataclasses.replace(config.data, pack="off")), "v5e:2x4")
-    assert alone.batch_size == 2 * 32 and alone.row_length <= 17 + 7
+
+
+def test_the_rows_of_the_data_are_planned(config, monkeypatch):
+    """Nothing is compiled for them."""
+    take_for_planned(monkeypatch, 8)
+    monkeypatch.setattr(tasks, "plan", lambda config, topology, work: (config.data.batch_size, work.batch.token_ids))
+    batch_size, ids = plan_task(config, "v5e:2x4")
+    assert batch_size == len(ids) and batch_size % 16 == 0 and batch_size < 2 * 32  # devices x microbatches
+    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, pack="off"))
+    batch_size, ids = plan_task(alone, "v5e:2x4")
+    assert batch_size == len(ids) == 2 * 32 and ids.shape[1] <= 17 + 7
 
 
 def test_a_teacher_is_refused(config):
