@@ -86,12 +86,13 @@ def test_matrices_are_added_up_in_the_dtype_of_gradients_and_divided():
     np.testing.assert_allclose(gradients["bias"], exact[:, 0], rtol=1e-4)  # and vectors are not rounded
 
 
+@pytest.mark.slow  # test_step.py has one of these that also takes its steps
 @pytest.mark.parametrize(
     ("accumulate", "zero1", "expected"),
     [
         (4, False, {"all-reduce": 1.0}),
-        pytest.param(1, True, {"reduce-scatter": 1.0, "all-gather": 1.0}, marks=pytest.mark.slow),
-        pytest.param(4, True, {"reduce-scatter": 1.0, "all-gather": 1.0}, marks=pytest.mark.slow),
+        (1, True, {"reduce-scatter": 1.0, "all-gather": 1.0}),
+        (4, True, {"reduce-scatter": 1.0, "all-gather": 1.0}),
     ],
 )
 def test_gradients_are_sent_once_however_many_microbatches_there_are(accumulate, zero1, expected):

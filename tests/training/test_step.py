@@ -2,6 +2,8 @@
 """One step: the same on one device and eight, whole and in microbatches."""
 
 import dataclasses
+import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -62,27 +64,29 @@ class Stepped(NamedTuple):
     """Some steps of one compiled program."""
 
     history: list[dict[str, float]]
+    first: Any  # parameters after a step, whose rate is 0
     params: Any
     state: Any  # on its devices
     program: hlo.Module
 
 
-def take_compiled_steps(num_steps: int, zero1: bool = False, **sizes: int) -> Stepped:
-    """Returns what steps on `two_a_row` gave, with the program that took them: it is compiled once for both."""
-    mesh = make_mesh(MeshConfig(**sizes), jax.devices() if sizes else jax.devices()[:1])
-    objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
-    train = TrainConfig(num_steps=10, zero1=zero1)
-    # On all axes they are drawn there, and are to be the same.
-    state = fresh_state(objective, OPTIMIZER, train, mesh, None if zero1 else pretraining_params())
+def take_compiled_steps(num_steps: int, zero1: bool = False, accumulate: int = 1, **sizes: int) -> Stepped:
+    """Returns what steps with dropout on `two_a_row` gave, with their program: it is compiled once for both."""
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
+    model = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
+    objective = PretrainingObjective(model, MASKING, MASK, (CLS, SEP))
+    train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
+    state = fresh_state(objective, OPTIMIZER, train, mesh, pretraining_params())
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
-    history = []
+    history, params = [], []
     with jax.set_mesh(mesh):
         step = Program(mesh).training(objective, OPTIMIZER, train, state)
         compiled = step.lower(state, rows).compile()
         for _ in range(num_steps):
             state, metrics = compiled(state, rows, step.key)
+            params.append(jax.device_get(state.params))
             history.append({name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in metrics.items()})
-    return Stepped(history, jax.device_get(state.params), state, hlo.parse(compiled.as_text()))
+    return Stepped(history, params[0], params[-1], state, hlo.parse(compiled.as_text()))
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +96,9 @@ def on_one() -> Stepped:
 
 
 @pytest.fixture(scope="module")
-def one_device(on_one):
-    return on_one.history, on_one.params
-
-
-@pytest.fixture(scope="module")
-def on_data() -> Stepped:
-    """Returns three steps on eight devices that divide the rows alone."""
-    return take_compiled_steps(3, data=8)
+def one_device():
+    """Returns three steps without dropout on one device, for slow tests."""
+    return take_steps(two_a_row())
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +114,10 @@ def test_one_step_computes_what_the_model_needs(on_one):
     assert 0.95 < hlo.flops(on_one.program) / needed < 1.05
 
 
-def test_rows_divided_over_eight_devices(on_one, on_data):
+@pytest.mark.slow
+def test_rows_divided_over_eight_devices(on_one):
     """The same steps; each device computes an eighth and sends each gradient once, and nothing else."""
+    on_data = take_compiled_steps(3, data=8)
     assert_same((on_one.history, on_one.params), (on_data.history, on_data.params))
     assert 8 * hlo.flops(on_data.program) / hlo.flops(on_one.program) == pytest.approx(1, rel=0.02)
     found = hlo.collectives(on_data.program)
@@ -124,7 +125,18 @@ def test_rows_divided_over_eight_devices(on_one, on_data):
     assert 0.98 < sum(each.bytes * each.count for each in found) / shard_bytes(on_data.state.params) <= 1.02
 
 
+def test_microbatches_on_four_devices_are_the_whole_batch(on_one):
+    """With its dropout; and gradients are sent once, however many microbatches there are."""
+    found = take_compiled_steps(3, accumulate=2, data=4)
+    assert_same((on_one.history, on_one.params), (found.history, found.params))
+    sent = Counter()
+    for collective in hlo.collectives(found.program):
+        sent[collective.kind] += collective.bytes * collective.count / shard_bytes(found.state.params)
+    assert dict(sent) == {"all-reduce": pytest.approx(1, abs=0.02)}
+
+
 def test_rows_parameters_and_moments_divided_over_eight_devices(on_one, on_all_axes):
+    """The same steps, with the same dropout."""
     assert_same((on_one.history, on_one.params), (on_all_axes.history, on_all_axes.params))
     assert 8 * hlo.flops(on_all_axes.program) / hlo.flops(on_one.program) == pytest.approx(1, rel=0.02)
     for moment in (on_all_axes.state.optimizer[1].mean, on_all_axes.state.optimizer[1].square):
@@ -160,6 +172,7 @@ def test_gradients_added_up_in_bfloat16_are_close():
     assert halved[0]["grad_norm"] == pytest.approx(wide[0]["grad_norm"], rel=0.005)
 
 
+@pytest.mark.slow
 def test_gradients_in_bfloat16_run_on_a_cpu():
     """XLA has no kernel there for some products of bfloat16, and says so only when they run."""
     objective = PretrainingObjective(tiny_model(compute_dtype="bfloat16"), MASKING, MASK, (CLS, SEP))
@@ -194,7 +207,8 @@ def test_zero1_divides_parameters_and_moments_over_data():
     )
 
 
-@pytest.mark.parametrize("attention", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["plain", "fused"])
 def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
     """The forward pass alone, which compiles in a fraction of the time of a step."""
     model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
@@ -214,20 +228,35 @@ def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
     assert abs(one["mlm_loss"] - other["mlm_loss"]) > 1e-4  # it is on
 
 
-@pytest.fixture(scope="module")
-def with_dropout():
-    """Returns a step with dropout and options of the compiler, which GPUs have, and its state; shared."""
-    objective = PretrainingObjective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
-    mesh, train = make_mesh(MeshConfig(), jax.devices()[:1]), TrainConfig(num_steps=10)
-    state = fresh_state(objective, OPTIMIZER, train, mesh, pretraining_params())
-    program = Program(mesh, {"xla_cpu_enable_fast_math": False})
-    return objective, program, state, program.training(objective, OPTIMIZER, train, state)
+class TinyObjective(Objective):
+    """The least objective that an optimizer treats as a model: a loss of a layer and of a head."""
+
+    model = tiny_model()
+
+    def __init__(self, unused=(), dropout=0.0):
+        self.unused, self.dropout = unused, dropout
+
+    def losses(self, params, batch, key):
+        hidden = jnp.sin(batch.token_ids @ params["encoder"]["layers"]["mlp"]["output"]["kernel"][0])
+        hidden *= jax.random.bernoulli(key, 1 - self.dropout, hidden.shape)
+        return {"loss": (jnp.sum(hidden @ params["mlm"]["transform"]["kernel"]), jnp.float32(4))}
+
+    def init(self, key):
+        draw = lambda *shape: jax.random.normal(key, shape)  # noqa: E731
+        encoder = {"layers": {"mlp": {"output": {"kernel": draw(1, 32, 8)}}}, "pooler": {"kernel": draw(8, 8)}}
+        heads = {"mlm": {"transform": {"kernel": draw(8, 8)}}, "next_sentence": {"kernel": draw(8, 2)}}
+        return {"encoder": encoder} | heads
+
+    def denominators(self, batch):
+        return {"loss": jnp.float32(4)}
 
 
-def test_seeds_share_a_program_and_draw_their_own_dropout(with_dropout):
-    """A sweep compiles once for all seeds. Each step draws its own too."""
-    objective, program, first, step = with_dropout
-    other = program.training(objective, OPTIMIZER, TrainConfig(num_steps=10, seed=2**32), first)
+def test_seeds_share_a_program_and_draw_their_own_dropout():
+    """A sweep compiles once for all seeds, with options of the compiler, as GPUs have. Each step draws its own too."""
+    objective, program = TinyObjective(dropout=0.3), Program(mesh := one_mesh(), {"xla_cpu_enable_fast_math": False})
+    runs = [TrainConfig(num_steps=10, seed=seed) for seed in (0, 2**32)]
+    first = fresh_state(objective, OPTIMIZER, runs[0], mesh)
+    step, other = (program.training(objective, OPTIMIZER, train, first) for train in runs)
     texts = [each.lower(first, random_batch()).as_text() for each in (step, other)]
     assert texts[0] == texts[1]
     losses = set()
@@ -235,6 +264,10 @@ def test_seeds_share_a_program_and_draw_their_own_dropout(with_dropout):
         state = jax.tree.map(jnp.copy, first)._replace(step=jnp.full_like(first.step, number))
         losses.add(float(step._one(state, random_batch(), key)[1]["loss"][0]))
     assert len(losses) == 3
+
+
+def one_mesh():
+    return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
 @pytest.mark.slow
@@ -253,9 +286,11 @@ def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_m
     assert one[0][-1]["loss"] < one[0][0]["loss"]
 
 
-def test_steps_of_one_call_are_single_steps(with_dropout):
-    """With other rows in every step."""
-    assert_single_steps(*with_dropout[2:], jax.devices()[0])
+def test_steps_of_one_call_are_single_steps():
+    """With other rows in every step, and other dropout."""
+    objective, train, mesh = TinyObjective(dropout=0.3), TrainConfig(num_steps=10), one_mesh()
+    first = fresh_state(objective, OPTIMIZER, train, mesh)
+    assert_single_steps(first, Program(mesh).training(objective, OPTIMIZER, train, first), jax.devices()[0])
 
 
 @pytest.mark.slow
@@ -288,6 +323,7 @@ def assert_single_steps(first, step, place):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_four_microbatches_equal_the_whole_batch(one_device):
     assert_same(one_device, take_steps(two_a_row(), accumulate=4))
 
@@ -330,20 +366,22 @@ def test_microbatches_draw_the_dropout_of_one_device(attention, zero1, sizes):
     assert abs(one[0][0]["loss"] - without[0][0]["loss"]) > 1e-4  # it is on
 
 
-def test_the_first_loss_is_near_that_of_guessing(one_device):
-    history, _ = one_device
+def test_the_first_loss_is_near_that_of_guessing(on_one):
+    history = on_one.history
     assert history[0]["mlm_loss"] == pytest.approx(np.log(203), rel=0.02)
     assert history[0]["nsp_loss"] == pytest.approx(np.log(2), rel=0.05)
 
 
-def test_step_0_has_rate_0_and_moves_nothing_then_it_learns(one_device):
-    history, _ = one_device
-    assert history[0]["learning_rate"] == 0 and history[0]["loss"] == history[1]["loss"]
+def test_step_0_has_rate_0_and_moves_nothing_then_it_learns(on_one):
+    """Nothing but the dropout, which each step draws."""
+    history = on_one.history
+    jax.tree.map(np.testing.assert_array_equal, on_one.first, pretraining_params())
+    assert history[0]["learning_rate"] == 0 and abs(history[0]["loss"] - history[1]["loss"]) > 1e-4
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
 
 
-def test_counts_leave_padding_out(one_device):
-    batch, metrics = two_a_row(), one_device[0][0]
+def test_counts_leave_padding_out(on_one):
+    batch, metrics = two_a_row(), on_one.history[0]
     lengths = np.array([[(row == place).sum() for place in (1, 2)] for row in batch.sequence_ids])
     assert metrics["sequences"] == 32 and metrics["tokens"] == lengths.sum()
     assert metrics["squared_lengths"] == (lengths**2).sum()
@@ -379,39 +417,17 @@ def test_given_parameters_outlive_the_first_step(num_devices):
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(params))
 
 
-@pytest.mark.slow
-def test_state_of_a_seed_is_the_same_on_every_mesh():
-    objective = PretrainingObjective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
-    states = [
-        fresh_state(
-            objective, OPTIMIZER, dataclasses.replace(TrainConfig(), seed=3), make_mesh(MeshConfig(**sizes), devices)
-        )
-        for sizes, devices in (({}, jax.devices()[:1]), ({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()))
-    ]
-    for ours, theirs in zip(*(jax.tree.leaves(jax.device_get(state)) for state in states), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-class TinyObjective(Objective):
-    """The least objective that an optimizer treats as a model: a loss of a layer and of a head."""
-
-    model = tiny_model()
-
-    def __init__(self, unused=()):
-        self.unused = unused
-
-    def losses(self, params, batch, key):
-        hidden = jnp.sin(batch.token_ids @ params["encoder"]["layers"]["mlp"]["output"]["kernel"][0])
-        return {"loss": (jnp.sum(hidden @ params["mlm"]["transform"]["kernel"]), jnp.float32(4))}
-
-    def init(self, key):
-        draw = lambda *shape: jax.random.normal(key, shape)  # noqa: E731
-        encoder = {"layers": {"mlp": {"output": {"kernel": draw(1, 32, 8)}}}, "pooler": {"kernel": draw(8, 8)}}
-        heads = {"mlm": {"transform": {"kernel": draw(8, 8)}}, "next_sentence": {"kernel": draw(8, 2)}}
-        return {"encoder": encoder} | heads
-
-    def denominators(self, batch):
-        return {"loss": jnp.float32(4)}
+@pytest.mark.parametrize(
+    "objective",
+    [
+        TinyObjective(),
+        pytest.param(PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP)), marks=pytest.mark.slow),
+    ],
+)
+def test_state_of_a_seed_is_the_same_on_every_mesh(objective):
+    train, everywhere = TrainConfig(seed=3), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    states = [jax.device_get(fresh_state(objective, OPTIMIZER, train, mesh)) for mesh in (one_mesh(), everywhere)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def one_step(objective, optimizer):

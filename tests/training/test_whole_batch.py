@@ -13,6 +13,7 @@ from bert_jax.batch import Row, pad_rows
 from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
+from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.objective import TaskObjective
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
@@ -24,9 +25,12 @@ RNG = np.random.default_rng(0)
 
 
 def test_a_loss_of_all_outputs_has_the_gradients_of_one_pass():
-    """Of a function of rows that is not a model, where the loss is not a sum over them."""
+    """Of a function of rows with dropout that is not a model, where the loss is not a sum over them."""
     batch = pad_rows([[3, 1], [4], [1, 5, 9], [2]], 3)
-    outputs_of = lambda params, rows, key: jnp.sin(params["w"] * rows.token_ids)[:, None]  # noqa: E731
+
+    def outputs_of(params, rows, key):
+        return (jnp.sin(params["w"] * rows.token_ids) * (bits_of_rows(key, rows.token_ids.shape) % 4))[:, None]
+
     loss_of = lambda outputs: (jnp.sum(jnp.tril(outputs[:, 0] @ outputs[:, 0].T)) ** 2, jnp.max(outputs))  # noqa: E731
     params, key = {"w": jnp.arange(1.0, 4.0)}, jax.random.key(0)
     whole = lambda params: loss_of(outputs_of(params, batch, key))  # noqa: E731
@@ -35,6 +39,26 @@ def test_a_loss_of_all_outputs_has_the_gradients_of_one_pass():
         found = jax.jit(functools.partial(gradients_of_whole, outputs_of, loss_of, count))(params, batch, key)
         np.testing.assert_allclose(found[0], (loss, largest), rtol=1e-6)
         np.testing.assert_allclose(found[1]["w"], gradients["w"], rtol=1e-5)
+
+
+def test_the_outputs_are_all_that_grows_with_the_batch():
+    """In the memory of the compiled program, of a function with 16 layers."""
+
+    def outputs_of(params, rows, key):
+        hidden = rows.token_ids.astype(jnp.float32)
+        for layer in range(16):
+            hidden = jnp.sin(hidden @ params["w"][layer])
+        return hidden[:, :2]
+
+    loss_of = lambda outputs: (jnp.sum(outputs) ** 2, jnp.max(outputs))  # noqa: E731
+    params = {"w": jnp.ones((16, 32, 32))}
+    batch = pad_rows(np.ones((16 * 256, 32), np.int32), 32)
+
+    def temporary_bytes(count):
+        function = functools.partial(gradients_of_whole, outputs_of, loss_of, count)
+        return jax.jit(function).lower(params, batch, jax.random.key(0)).compile().memory_analysis().temp_size_in_bytes
+
+    assert 6 * temporary_bytes(16) < temporary_bytes(1)
 
 
 def label_rows(lengths, numbers):
@@ -94,6 +118,7 @@ def test_devices_and_microbatches_change_nothing_but_rounding(whole, devices, ac
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_many_microbatches_take_little_more_memory_than_one():
     """Of the compiled program. Outputs and cosines of the whole batch are all that grows with it."""
     model, mesh, head = tiny_model(), make_mesh(MeshConfig(data=1), jax.devices()[:1]), EMBEDDINGS
