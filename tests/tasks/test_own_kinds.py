@@ -85,8 +85,26 @@ def finetune(config, workdir, case):
     return bert_jax.finetune(config, workdir, task=task, head=head, devices=jax.devices()[: config.mesh.data])
 
 
+@pytest.mark.parametrize("name", ["classes", "words"])
+def test_a_head_is_a_dense_layer_on_what_its_function_gives(pretrained, name):
+    bert, head = bert_jax.load_pretrained(pretrained), CASES[name][1]
+    batch = bert.batch(["ban bas bin", "dan"])
+    params = bert_jax.init_params(bert.config, jax.random.key(0), head, 3)
+    params = bert.params | {"classifier": jax.device_get(params["classifier"])}
+
+    @jax.jit
+    def outputs(params):
+        encoded = bert_jax.encode(bert.config, params, batch)
+        return head.vectors(encoded, batch), bert_jax.forward(bert.config, params, batch, head)
+
+    vectors, logits = outputs(params)
+    dense = params["classifier"]
+    np.testing.assert_allclose(logits, vectors @ dense["kernel"] + dense["bias"], atol=1e-5)
+    assert np.abs(logits).max() > 0.1
+
+
 @pytest.mark.parametrize(
-    "name", ["classes", "groups", *(pytest.param(each, marks=pytest.mark.slow) for each in ("numbers", "words"))]
+    "name", ["groups", *(pytest.param(each, marks=pytest.mark.slow) for each in ("classes", "numbers", "words"))]
 )
 def test_an_own_kind_trains_is_kept_and_answers(pretrained, tmp_path, name):
     task, head = CASES[name]
