@@ -66,13 +66,14 @@ def _better(
     """Returns the best among those so far and in a block; ties go to those so far, which stand first."""
     # "highest": in bfloat16 near texts change places, and ties of equal texts are broken by
     # rounding.
-    scores = jnp.einsum("QK,CK->QC", normalized(queries), normalized(block), precision="highest")
-    indices = jnp.broadcast_to(before + jnp.arange(len(block), dtype=jnp.int32), scores.shape)
-    both, ids = (
-        jnp.concatenate([cosines, scores], axis=1),
-        jnp.concatenate([numbers, indices], axis=1),
-    )
+    scores = jnp.einsum("QK,CK->QC", normalized(queries), block, precision="highest")
+    # after the product: vectors that are divided first are written once more
+    scores *= jax.lax.rsqrt(jnp.maximum(jnp.sum(block**2, axis=-1), 1e-24))
+    k = cosines.shape[1]
     # top_k prefers the first of equals, so those found before stay, and blocks of another size find
     # the same.
-    best, chosen = jax.lax.top_k(both, cosines.shape[1])
+    in_block, indices = jax.lax.top_k(scores, min(k, len(block)))
+    both = jnp.concatenate([cosines, in_block], axis=1)
+    best, chosen = jax.lax.top_k(both, k)
+    ids = jnp.concatenate([numbers, before + indices], axis=1)
     return best, jnp.take_along_axis(ids, chosen, axis=1)
