@@ -102,7 +102,7 @@ def test_mixes_of_table_8_within_binomial_bounds(mask_rate, random_rate):
 
 
 def test_random_replacements_cover_the_unpadded_vocabulary_evenly():
-    batch = random_batch(seed=2, num_rows=4096, row_length=64)
+    batch = random_batch(seed=2, num_rows=1024, row_length=64)
     masked = mask(batch, MaskingConfig(mask_rate=0.0, random_rate=1.0))
     taken = masked.mlm_weights > 0
     now = np.take_along_axis(masked.token_ids, masked.mlm_positions, 1)[taken]
@@ -184,7 +184,7 @@ def test_words_are_chosen_by_the_references_loop(max_ngram, num_sequences):
     place = np.maximum(batch.sequence_ids.astype(np.int32) - 1, 0)
     starts = first_tokens_of_words(candidates, word_starts, batch.sequence_ids.astype(np.int32))
     arrays = (scores, num_words, candidates, starts, place, budgets)
-    chosen = choose_words(*map(jnp.asarray, arrays), max_ngram)
+    chosen = np.asarray(jax.jit(choose_words, static_argnums=6)(*map(jnp.asarray, arrays), max_ngram))
     short = 0
     for row in range(shape[0]):
         expected = set()
@@ -249,7 +249,9 @@ def test_ngram_lengths_have_the_chances_of_their_inverses():
     np.testing.assert_allclose(counts / 60_000, np.array([6, 3, 2]) / 11, atol=0.01)
 
 
-@pytest.mark.parametrize(("whole_word", "max_ngram"), [(False, 1), (True, 1), (True, 3)])
+@pytest.mark.parametrize(
+    ("whole_word", "max_ngram"), [(False, 1), pytest.param(True, 1, marks=pytest.mark.slow), (True, 3)]
+)
 def test_packing_changes_no_mask(whole_word, max_ngram):
     packed = with_words(random_batch(seed=4, num_rows=8, row_length=96, num_sequences=3))
     config = MaskingConfig(whole_word=whole_word, max_ngram=max_ngram)
@@ -308,7 +310,7 @@ def test_next_tokens_are_every_token_but_the_first_of_a_sequence():
 
 @pytest.mark.parametrize(("num_sequences", "options"), [(1, {"max_ngram": 2, "whole_word": True}), (3, {})])
 def test_causal_rows_predict_what_their_masks_hide_from_the_position_before(num_sequences, options):
-    batch = random_batch(num_rows=64, row_length=48, num_sequences=num_sequences)
+    batch = random_batch(num_rows=64, row_length=96, num_sequences=num_sequences)
     masked = mask(batch, MaskingConfig(**options))
     mixed = left_causal(masked, batch, MaskingConfig(causal_rate=0.4, **options))
     causal = mixed.causal
@@ -328,20 +330,19 @@ def test_causal_rows_predict_what_their_masks_hide_from_the_position_before(num_
 
 
 def test_causal_rows_are_a_share_of_rows_drawn_anew_in_each_epoch_apart_from_masks():
-    batch = random_batch(num_rows=4096, row_length=8)
+    batch = random_batch(num_rows=2048, row_length=24, num_sequences=3)
     later = batch._replace(epochs=batch.epochs + 1)
 
     def rows(batch, **options):
         return left_causal(mask(batch), batch, MaskingConfig(causal_rate=0.1, **options)).causal
 
     found = rows(batch)
-    assert abs(found.sum() - 409.6) < 4 * np.sqrt(4096 * 0.1 * 0.9)
-    assert abs((found & rows(later)).sum() - 40.96) < 4 * np.sqrt(40.96)  # the epochs are independent
+    assert abs(found.sum() - 204.8) < 4 * np.sqrt(2048 * 0.1 * 0.9)
+    assert abs((found & rows(later)).sum() - 20.48) < 4 * np.sqrt(20.48)  # the epochs are independent
     assert (found != rows(batch, seed=1)).any()
     np.testing.assert_array_equal(rows(batch, static=True), rows(later, static=True))
     upside_down = jax.tree.map(lambda leaf: leaf[::-1], batch)
     np.testing.assert_array_equal(rows(upside_down), found[::-1])  # wherever a row stands
-    several = random_batch(num_rows=256, row_length=24, num_sequences=3)
-    others = several.sequence_numbers.copy()
+    others = batch.sequence_numbers.copy()
     others[:, 1:] += 1
-    np.testing.assert_array_equal(rows(several._replace(sequence_numbers=others)), rows(several))  # known by its first
+    np.testing.assert_array_equal(rows(batch._replace(sequence_numbers=others)), found)  # known by its first
