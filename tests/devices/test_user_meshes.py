@@ -8,18 +8,18 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained
+from builders import drawn_params, make_pretrained
 from jax.sharding import AxisType
 
 import bert_jax
-from bert_jax.model.objective import encode
+from bert_jax.model.objective import encode, init_params
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_pretrained(tmp_path_factory.mktemp("start"), drawn_params)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,9 @@ def test_a_users_mesh_changes_no_result(start, shape, axes, kind):
         assert jax.sharding.get_mesh().axis_names == axes  # it is the user's again
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((8,), ("data",)), ((4, 2), ("batch", "model"))])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [pytest.param((8,), ("data",), marks=pytest.mark.slow), ((4, 2), ("batch", "model"))]
+)
 def test_the_encoder_runs_in_a_program_of_the_users_mesh(start, shape, axes):
     """Rows are divided as the user's program divides them."""
     bert = bert_jax.load_pretrained(start)
@@ -69,6 +71,17 @@ print(len(bert_jax.score_sentences(bert, ["b c"])))
 """
 
 
+def test_models_stay_float32_where_jax_is_told_to_have_64_bits(start):
+    bert, texts = bert_jax.load_pretrained(start), ["b c", "d e"]
+    hidden = bert.encode(texts).hidden
+    with jax.enable_x64(True):
+        bert = bert_jax.load_pretrained(start)
+        new = jax.eval_shape(lambda key: init_params(bert.config, key), jax.random.key(0))
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves((bert.params, new))} == {"float32"}
+        np.testing.assert_allclose(bert.encode(texts).hidden, hidden, atol=2e-6)
+
+
+@pytest.mark.slow
 def test_models_stay_float32_where_jax_has_64_bits(start, tmp_path):
     environment = os.environ | {"JAX_ENABLE_X64": "1"}
     command = [sys.executable, "-c", PROGRAM, str(start), str(tmp_path / "hidden.npy")]

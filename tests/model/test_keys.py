@@ -37,13 +37,17 @@ def test_a_mask_is_drawn_from_no_key_of_another_purpose(purpose):
     seed, count = 3, 8
     epochs, numbers = (np.ravel(part) for part in np.indices((4, count)))
     place = np.zeros((len(epochs), 1), np.int32)
-    drawn = _token_bits(seed, jnp.asarray(epochs), jnp.asarray(numbers)[:, None], place, place, 3)
+    drawn = jax.jit(_token_bits, static_argnums=(0, 5))(seed, epochs, numbers[:, None], place, place, 3)
     drawn = {tuple(row) for row in np.asarray(drawn)[:, 0].tolist()}
     assert len(drawn) == 4 * count
-    root = root_key(seed, purpose)
-    for number in range(count):  # as a step's dropout, or a layer's parameters
-        key = jax.random.fold_in(jax.random.fold_in(root, number), 0)
-        assert tuple(jax.random.bits(key, (3,), jnp.uint32).tolist()) not in drawn
+
+    @jax.jit
+    @jax.vmap
+    def others(number):  # as a step's dropout, or a layer's parameters
+        key = jax.random.fold_in(jax.random.fold_in(root_key(seed, purpose), number), 0)
+        return jax.random.bits(key, (3,), jnp.uint32)
+
+    assert not drawn & {tuple(each) for each in np.asarray(others(jnp.arange(count))).tolist()}
 
 
 def test_a_missing_head_is_that_of_the_seed(tmp_path):
@@ -87,10 +91,17 @@ def test_rows_of_a_device_and_of_a_microbatch_draw_what_they_draw_in_the_whole_b
 def test_the_name_of_a_user_s_axis_changes_no_bit(axis):
     """A program that divides rows itself gives each shard the key that it wants there."""
     key = root_key(3, "dropout")
-    draw = jax.shard_map(lambda key: bits_of_rows(key, (2, 5)), in_specs=PartitionSpec(), out_specs=PartitionSpec(axis))
+
+    def both(key):
+        own = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        return bits_of_rows(key, (2, 5)), bits_of_rows(own, (2, 5))
+
+    draw = jax.shard_map(both, in_specs=PartitionSpec(), out_specs=PartitionSpec(axis))
     with jax.set_mesh(jax.make_mesh((2,), (axis,), devices=jax.devices()[:2])):
-        bits = np.asarray(jax.jit(draw)(key))
-    np.testing.assert_array_equal(bits, np.tile(bits_of_rows(key, (2, 5)), (2, 1)))
+        same, apart = (np.asarray(bits) for bits in jax.jit(draw)(key))
+    np.testing.assert_array_equal(same, np.tile(bits_of_rows(key, (2, 5)), (2, 1)))
+    expected = [bits_of_rows(jax.random.fold_in(key, number), (2, 5)) for number in range(2)]
+    np.testing.assert_array_equal(apart, np.concatenate(expected))
 
 
 MESHES = {
@@ -142,8 +153,15 @@ def test_dropout_is_the_same_under_a_user_s_axes_of_any_name(bert, dropped, mesh
         np.testing.assert_allclose(encode(params, rows, root_key(3, "dropout")), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("axis", "checked"), [("data", True), pytest.param("batch", False, marks=pytest.mark.slow)])
-def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, dropped, axis, checked):
+@pytest.mark.parametrize(
+    ("axis", "checked", "keys"),
+    [
+        ("data", True, ["one"]),
+        pytest.param("data", True, ["folded"], marks=pytest.mark.slow),
+        pytest.param("batch", False, ["one", "folded"], marks=pytest.mark.slow),
+    ],
+)
+def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, dropped, axis, checked, keys):
     """Every shard that is given one key draws the same, whatever the axis is called; folded in, each its own."""
     batch, alone, _ = dropped
     key = root_key(3, "dropout")
@@ -158,14 +176,14 @@ def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, dropped, axis, c
     rows, whole = PartitionSpec(axis), PartitionSpec()
     how = {"in_specs": (whole, rows, whole), "out_specs": rows, "check_vma": checked}
     mesh = Mesh(jax.devices(), (axis,))
-    same, apart = (
-        np.asarray(jax.jit(jax.shard_map(function, mesh=mesh, **how))(params, batch, key))
-        for function in (encode, folded)
-    )
-    np.testing.assert_allclose(same, np.tile(alone(params, one, key), (8, 1, 1)), atol=1e-5)
-    for number in (0, 5):
-        expected = alone(params, one, jax.random.fold_in(key, number))
-        np.testing.assert_allclose(apart[number], expected[0], atol=1e-5)
+    if "one" in keys:
+        same = jax.jit(jax.shard_map(encode, mesh=mesh, **how))(params, batch, key)
+        np.testing.assert_allclose(same, np.tile(alone(params, one, key), (8, 1, 1)), atol=1e-5)
+    if "folded" in keys:
+        apart = jax.jit(jax.shard_map(folded, mesh=mesh, **how))(params, batch, key)
+        for number in (0, 5):
+            expected = alone(params, one, jax.random.fold_in(key, number))
+            np.testing.assert_allclose(apart[number], expected[0], atol=1e-5)
 
 
 def test_other_bits_of_the_same_seed_are_refused():

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from builders import make_pretrained
+from builders import drawn_params, make_pretrained
 
 import bert_jax
 from bert_jax.errors import InputError
@@ -24,7 +24,7 @@ TEXTS = ["the ban .", LONG, "dan [MASK] der", LONG]
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("fitting")))
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("fitting"), drawn_params))
 
 
 def classifier(bert, **settings):
@@ -70,10 +70,17 @@ def test_a_text_as_long_as_the_model_is_not_cut(bert):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert bert.encode([text]).hidden.shape == (1, 64, 32)
-        assert len(next(token_features(bert, [text], (-1,), long_texts="refuse")).tokens) == 64
-        assert sentence_embeddings(bert, [text], long_texts="refuse").shape == (1, 32)
         assert len(token_scores(bert, [text], long_texts="refuse")[0]) == 62
-        assert len(Predictor(classifier(bert), "refuse")([text])) == 1
+        (fitted,) = fit_texts(bert.tokenizer, [text], 64, "refuse")
+        assert len(fitted.token_ids) == 64 and not fitted.was_cut
+
+
+@pytest.mark.slow
+def test_no_reader_refuses_a_text_as_long_as_the_model(bert):
+    text = "ban " * 62
+    assert len(next(token_features(bert, [text], (-1,), long_texts="refuse")).tokens) == 64
+    assert sentence_embeddings(bert, [text], long_texts="refuse").shape == (1, 32)
+    assert len(Predictor(classifier(bert), "refuse")([text])) == 1
 
 
 def test_a_fine_tuned_model_cuts_to_its_own_length(bert):
@@ -119,13 +126,22 @@ def test_commands_say_it_once_at_the_end(capsys):
     assert "--long_texts=refuse" in said
 
 
-def test_encode_compiles_few_programs(bert):
-    before = features._encoded._cache_size()
+def test_encode_compiles_few_programs(bert, monkeypatch):
+    shapes = set()
+
+    def noted(config, params, batch):
+        shapes.add(batch.token_ids.shape)
+        return np.zeros((*batch.token_ids.shape, 32), np.float32), None
+
+    monkeypatch.setattr(features, "_encoded", noted)
     for count in (1, 2, 5, 7, 40):
         for length in range(1, 50, 3):
             found = bert.encode(["ban " * length] * count)
             assert found.hidden.shape == (count, length + 2, 32) and found.mask.all()
-    assert features._encoded._cache_size() - before <= 3 * 7
+    assert len(shapes) <= 3 * 7
+
+
+def test_texts_together_are_encoded_as_each_alone(bert):
     texts = [f"ban {'ber ' * (number % 9)}" for number in range(40)]
     together = bert.encode(texts)
     assert together.pooled.shape == (40, 32) and (together.token_ids[~together.mask] == bert.tokenizer.pad_id).all()
