@@ -54,7 +54,7 @@ def sketch(query, key, value, ids, causal, window):
 @pytest.mark.parametrize(
     ("size", "window", "causal", "dtype"),
     [
-        (256, 64, False, "float32"),
+        pytest.param(256, 64, False, "float32", marks=pytest.mark.slow),
         (384, 200, True, "bfloat16"),
         (640, 0, False, "float32"),
         pytest.param(640, 0, False, "bfloat16", marks=pytest.mark.slow),
@@ -88,18 +88,22 @@ def test_both_passes_are_those_of_plain_attention_in_float32(size, window, causa
 
 @pytest.mark.parametrize(("size", "window"), [(256, 64), pytest.param(640, 0, marks=pytest.mark.slow)])
 def test_over_a_mesh_rows_and_heads_are_divided(size, window):
+    """Against plain attention on one device."""
     arrays, ids = random_arrays(size, rows=4)
     ids = jnp.asarray(ids)
 
-    def attention(*arrays):
-        return fused.fused_attention(*arrays, ids, num_heads=2, window=window, interpret="splash")
+    def attention(*arrays, interpret):
+        return fused.fused_attention(*arrays, ids, num_heads=2, window=window, interpret=interpret)
 
-    alone = both_passes(attention, *arrays)
+    alone = both_passes(functools.partial(attention, interpret=""), *arrays)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
-        divided = both_passes(attention, *(jax.device_put(array, row_sharding(mesh)) for array in arrays))
+        compute = functools.partial(attention, interpret="splash")
+        divided = both_passes(compute, *(jax.device_put(array, row_sharding(mesh)) for array in arrays))
+    real = np.asarray(ids)[..., None] > 0
     for ours, theirs in zip(divided, alone, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+        ours, theirs = np.asarray(ours) * real, np.asarray(theirs) * real
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * np.abs(theirs).max())
 
 
 def test_long_rows_and_windows_without_dropout_are_for_these_kernels_and_short_rows_are_not():

@@ -80,7 +80,7 @@ def test_an_encoder_that_is_trained_with_it_has_a_gradient():
     assert np.any(gradient[5, 1, :4]) and not np.any(gradient[:5]) and not np.any(gradient[5, 1, 4:])
 
 
-@pytest.mark.parametrize("train_encoder", [False, True])
+@pytest.mark.parametrize("train_encoder", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_spans_are_found_by_a_bilstm(train_encoder):
     """The dropout of the encoder is on if it is trained."""
     model = tiny_model(hidden_dropout_rate=0.5)
