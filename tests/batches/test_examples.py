@@ -5,10 +5,9 @@ import dataclasses
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import make_pretrained, message
+from builders import drawn_params, make_pretrained, message
 
 import bert_jax
 from bert_jax.batch import Row
@@ -163,7 +162,7 @@ def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start")))
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start"), drawn_params))
 
 
 MADE = {  # head: texts, labels, what `Batch.labels` are
@@ -186,7 +185,7 @@ def test_make_batch_writes_the_labels_of_every_head(bert, name):
     assert batch.labels.tolist() == expected
     outputs = {TOKENS: (len(texts), length, 3), SPANS: (len(texts), length, 2), CHOICES: (len(texts), 3, 1)}
     logits = np.zeros(outputs.get(head, (len(texts), 1, 1 if name == "numbers" else 2)), np.float32)
-    total, weight = head.losses(jnp.asarray(logits), batch, head.weights(batch))["loss"]
+    total, weight = jax.jit(lambda logits: head.losses(logits, batch, head.weights(batch))["loss"])(logits)
     counted = {"tokens": 3, "spans": 4}.get(name, 2)
     assert np.isfinite(total) and weight == counted
     bare = bert_jax.make_batch(bert, texts, head=head)

@@ -157,7 +157,7 @@ def test_two_processes_read_their_own_halves(repository, server, local, tmp_path
     assert max(ours["bytes"], theirs["bytes"]) < 0.7 * whole and ours["bytes"] + theirs["bytes"] >= 0.95 * whole
 
 
-@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+@pytest.mark.parametrize("num_hosts", [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2)), 4])
 def test_a_host_reads_its_own_streams_only(server, num_hosts):
     """Over two epochs with room for its share: an equal part of all rows, once, and blocks that two streams share."""
     shares, read, taken = np.split(np.arange(SIZE), num_hosts), [], []

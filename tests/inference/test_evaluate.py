@@ -62,11 +62,15 @@ def masked_loss(bert, dataset, masking):
     rows = dataset.heldout.gather(np.arange(dataset.heldout.num_rows))
     batch = rows_to_batch(rows, np.zeros(len(rows), np.int32))
     special = (bert.tokenizer.cls_id, bert.tokenizer.sep_id)
-    mask = jax.jit(lambda batch: mask_rows(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special))
-    masked = mask(batch)
-    forward = jax.jit(lambda params, batch: forward_of(bert.config, params, batch, MASKED_LM))
-    logits = forward(bert.params, masked)
-    return masked, float(cross_entropy(logits, masked.mlm_labels, masked.mlm_weights)[0])
+
+    @jax.jit
+    def compute(params, batch):
+        masked = mask_rows(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special)
+        logits = forward_of(bert.config, params, masked, MASKED_LM)
+        return masked, cross_entropy(logits, masked.mlm_labels, masked.mlm_weights)[0]
+
+    masked, loss = compute(bert.params, batch)
+    return masked, float(loss)
 
 
 def test_figures_are_those_of_all_rows_in_one_batch(bert, dataset, found):
@@ -208,6 +212,7 @@ def test_data_at_a_url_have_the_figures_of_local_ones_and_are_read_once(
     assert len(caches) == 1 and not [path for path in (tmp_path / "cache").rglob("*.npy") if "-of-" in path.name]
 
 
+@pytest.mark.slow
 def test_a_small_cache_reads_twice_and_stays_small(bert, remote, caches, tmp_path, one_device):
     expected = evaluate_pretrained(bert, remote.root / "data", "train", one_device)
     assert not remote.requests
@@ -217,6 +222,9 @@ def test_a_small_cache_reads_twice_and_stays_small(bert, remote, caches, tmp_pat
     (cache,), once = caches, rows.num_rows * rows.dtype.itemsize
     assert cache.num_slots * 450 <= 1900 < once / 5
     assert 2 * once - 1900 <= sum(sent(remote).values()) <= 2 * once + 8 * 450
+
+
+def test_a_cache_without_room_for_two_blocks_is_refused(bert, remote, one_device):
     for gigabytes in (1e-7, float("nan")):
         problem = rf"cache_gb {gigabytes:g} is too small for two blocks of http.*; set it to 9e-07"
         with pytest.raises(InputError, match=problem):

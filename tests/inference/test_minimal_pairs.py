@@ -135,6 +135,7 @@ def test_wilson():
     assert wilson(29, 29) == pytest.approx((0.8830, 1.0), abs=5e-5)
 
 
+@pytest.mark.slow
 def test_real_files(shared_data):
     """All of BLiMP and Zorro is read."""
     if not (shared_data / "blimp").is_dir():
