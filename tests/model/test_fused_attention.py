@@ -67,7 +67,7 @@ HEADS_OF_KERNELS = [("tpu", 4, 64), ("tpu", 8, 32), ("tpu", 3, 24), ("cuda", 2, 
 
 # The rest of the product is slow: both have dropout over a mesh and in bfloat16, and GPUs go without it through windows
 # and through blocks.
-PAIRS = [("tpu", 3, 24, 0.0, True), ("cuda", 2, 64, 0.1, True)]
+PAIRS = [("tpu", 3, 24, 0.0, True)]
 REST = [(*heads, rate, causal) for heads in HEADS_OF_KERNELS for rate in (0.0, 0.1) for causal in (False, True)]
 REST = [pytest.param(*each, marks=pytest.mark.slow) for each in REST if each not in PAIRS]
 
@@ -147,10 +147,10 @@ def test_a_kernel_for_gpus_goes_through_the_blocks_of_its_sequences_alone(causal
     np.testing.assert_array_equal(np.isnan(of_first).any(axis=1), ids[0] == 3)
 
 
-@pytest.mark.parametrize("platform", WITH_DROPOUT)
-def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform):
-    given = arrays(4, 64, "bfloat16")
-    kernel, plain = (both_passes(*given, num_heads=4, rate=0.1, interpret=interpret) for interpret in (platform, ""))
+@pytest.mark.parametrize("platform, causal", [("tpu", False), ("cuda", True)])
+def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform, causal):
+    given, options = arrays(4, 64, "bfloat16"), {"num_heads": 4, "rate": 0.1, "causal": causal}
+    kernel, plain = (both_passes(*given, **options, interpret=interpret) for interpret in (platform, ""))
     for of_kernel, of_plain in zip(kernel, plain):
         assert of_kernel.dtype == of_plain.dtype == jnp.bfloat16
         scale = float(jnp.abs(of_plain.astype(jnp.float32)).max())

@@ -152,23 +152,17 @@ def test_packing_changes_no_logits():
             np.testing.assert_allclose(encoded.pooled[row, place], single.pooled[0, 0], atol=1e-5)
 
 
-def test_vocabulary_padding_changes_no_logits_and_stays_zero():
+def test_vocabulary_padding_changes_no_logits():
+    """That it stays zero is told by its gradient, in the tests of Google's numbers."""
     batch = masked_batch(num_rows=4)
     padded, exact = tiny_model(), tiny_model(vocab_multiple=1)
     params = drawn_params(tiny_model())
     table = params["encoder"]["embeddings"]["word"]["embedding"]
     assert table.shape == (256, 32) and not np.asarray(table[203:]).any()
     cut = jax.tree.map(lambda x: x[:203] if x.shape[:1] == (256,) else x, params)
-
-    def loss(params):
-        logits = forward(padded, params, batch).mlm_logits
-        return jnp.sum(jax.nn.logsumexp(logits, axis=-1)), logits
-
-    gradient, ours = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(params))
+    ours = jax.device_get(forward(padded, params, batch).mlm_logits)
     np.testing.assert_allclose(ours[..., :203], forward(exact, cut, batch).mlm_logits, atol=1e-6)
     assert (np.asarray(jax.nn.softmax(ours, axis=-1))[..., 203:] == 0).all()
-    assert not np.asarray(gradient["encoder"]["embeddings"]["word"]["embedding"][203:]).any()
-    assert not np.asarray(gradient["mlm"]["output_bias"][203:]).any()
 
 
 def test_initial_distribution():

@@ -42,7 +42,8 @@ ODD = ModelConfig(
 @pytest.mark.parametrize(
     "config",
     [
-        *("roberta-base", "distilbert", "electra-small", "modernbert-mini"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("roberta-base", "distilbert", "electra-small")),
+        "modernbert-mini",
         ODD,
         dataclasses.replace(ODD, norm_bias=False, dense_bias=False, feed_forward="gated", norm="before"),
         dataclasses.replace(ODD, family="electra", dense_bias=False, type_vocab_size=0),
