@@ -3,11 +3,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 from builders import make_pretrained
+from commands import run_python
 
 from bert_jax import fill_masks, load_pretrained, sentence_embeddings
 from bert_jax.devices import cores
@@ -34,18 +34,17 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), seen]))
 """
 
 
-def affinities(repository, **variables):
+def affinities(**variables):
     """Returns the cores of a process, and those of each of its threads in and after three requests."""
     environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "WANTED": "1"} | variables
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_python(["-c", PROGRAM], environment=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="needs Linux, and two cores")
-def test_threads_have_a_core_each_only_during_a_request_after_a_pause(repository):
-    usable, (first, after, again, _, paused, at_the_end) = affinities(repository)
+def test_threads_have_a_core_each_only_during_a_request_after_a_pause():
+    usable, (first, after, again, _, paused, at_the_end) = affinities()
     apart, anywhere = [[core] for core in usable], [usable] * len(usable)
     assert first == paused == apart
     assert after == again == at_the_end == anywhere
@@ -53,8 +52,8 @@ def test_threads_have_a_core_each_only_during_a_request_after_a_pause(repository
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize("variables", [{"WANTED": "0"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=7"}])
-def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(repository, variables):
-    usable, seen = affinities(repository, **variables)
+def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(variables):
+    usable, seen = affinities(**variables)
     assert all(of_thread == usable for one in seen for of_thread in one) and all(seen)
 
 

@@ -19,11 +19,11 @@ from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError, InputError
-from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.settings.pretraining import MeshConfig, PretrainConfig, ReportConfig
 from bert_jax.training.loop import Due, Progress, Work, due, train_loop
 from bert_jax.training.report import Reporter, read_metrics
 from bert_jax.training.run import Run
-from bert_jax.training.stages import Pace
+from bert_jax.training.stages import Pace, pace_of
 from bert_jax.training.step import Metrics, TrainState
 
 
@@ -118,15 +118,15 @@ def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh,
     monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status, line: hung.append(line))
 
     def evaluation(params, stopped):
-        for _ in range(25):
+        for _ in range(16):
             time.sleep(0.1)
             assert not stopped()
         return {"loss": 1.0}
 
-    with Watchdog(2):
+    with Watchdog(1):
         run(tmp_path, mesh, Pace(2, 1, 0, 0, False), {}, evaluation=evaluation)
     assert not hung
-    stuck = lambda params, stopped: time.sleep(2.5) or {"loss": 1.0}  # noqa: E731
+    stuck = lambda params, stopped: time.sleep(1.6) or {"loss": 1.0}  # noqa: E731
     with Watchdog(1):
         run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False), {}, evaluation=stuck)
     assert hung[0].startswith("evaluation in thread MainThread for ")
@@ -137,7 +137,7 @@ def test_a_save_that_takes_long_does_not_hang_and_one_that_stands_still_does(mes
     hung = []
     monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status, line: hung.append(line))
     seal = states.seal
-    monkeypatch.setattr(states, "seal", lambda *arguments: (time.sleep(3), seal(*arguments)))
+    monkeypatch.setattr(states, "seal", lambda *arguments: (time.sleep(1.6), seal(*arguments)))
     with Watchdog(1):
         run(tmp_path / "slow", mesh, Pace(4, 1, 0, 2, False), {4: 1.0})
     assert not hung and sorted(seals(tmp_path / "slow")) == [2, 4]
@@ -145,6 +145,14 @@ def test_a_save_that_takes_long_does_not_hang_and_one_that_stands_still_does(mes
     with Watchdog(1):
         run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False), {2: 1.0})
     assert hung[0].startswith("sealing in thread seal for ")
+
+
+def test_a_profile_is_of_the_steps_that_were_set_and_changes_nothing(mesh, tmp_path):
+    pace = pace_of(PretrainConfig(report=ReportConfig(every_steps=1, profile_steps="4:5")), 12)
+    result = run(tmp_path, mesh, pace, {0: 1.0, 12: 1.0})
+    assert result.state.params["x"].tolist() == [12] * 4
+    names = {path.suffixes[-1] for path in (tmp_path / "profile").rglob("*") if path.is_file()}
+    assert {".pb", ".gz"} <= names
 
 
 def test_what_the_first_process_found_decides_what_is_best(mesh, tmp_path, monkeypatch):
@@ -327,7 +335,7 @@ def test_the_time_of_a_new_shape_is_no_speed(mesh, tmp_path):
     seen, timed = set(), []
 
     def step(state, batch):
-        time.sleep(0 if batch.shape in seen else 0.5)  # as long as a program takes to compile
+        time.sleep(0 if batch.shape in seen else 0.2)  # as long as a program takes to compile
         seen.add(batch.shape)
         return counted_step(state, batch)
 
@@ -335,7 +343,7 @@ def test_the_time_of_a_new_shape_is_no_speed(mesh, tmp_path):
     batches = [jnp.zeros(length) for length in lengths]
     measure = lambda counts, seconds: timed.append(seconds) or {}  # noqa: E731
     run(tmp_path, mesh, Pace(12, 3, 0, 0, False), {12: 1.0}, step=step, batches=batches, throughput=measure)
-    assert len(seen) == 4 and len(timed) == 4 and max(timed) < 0.4
+    assert len(seen) == 4 and len(timed) == 4 and max(timed) < 0.2
 
 
 def test_a_report_of_calls_that_all_compile_has_no_speed(mesh, tmp_path):

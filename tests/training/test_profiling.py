@@ -56,6 +56,7 @@ def test_a_file_asks_for_a_profile_of_the_next_steps(monkeypatch, tmp_path):
     assert taken == list(range(18)) and told.calls == [("on", 0), ("off", 8), ("on", 8), ("off", 16)]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_a_profile(finished, toy_data, tmp_path):
     workdir, plain = finished
     # Nothing is evaluated or saved while it is profiled: each call of Python is an event, and those make a million.
