@@ -50,6 +50,32 @@ class SharedProgram(Program):
     evaluation = shared_by(Program.evaluation, lambda self, objective, params: (self._mesh, objective, shapes(params)))
 
 
+class SharedJit:
+    """JAX, whose `jit` of the same function is the earlier one."""
+
+    jit = staticmethod(functools.cache(jax.jit))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jax, name)
+
+
+def shared_state(init_state: Callable) -> Callable:
+    """Returns the function; of a seed it gives the arrays that it has given before, each time in buffers of its own."""
+    made: dict[Any, Any] = {}
+
+    @functools.wraps(init_state)
+    def shared(objective: Any, optimizer: Any, train: Any, state: Any, params: Any = None) -> Any:
+        if params is not None:
+            return init_state(objective, optimizer, train, state, params)
+        key = objective, optimizer, train, shapes(state)
+        if key not in made:
+            made[key] = jax.device_get(init_state(objective, optimizer, train, state))
+        put = lambda leaf, like: jax.device_put(leaf, like.sharding, may_alias=False)  # noqa: E731
+        return jax.tree.map(put, made[key], state)
+
+    return shared
+
+
 def inference_key(model: Any, task: Any, mesh: Any, params: Any, pack: str = "auto", one_shape: bool = False) -> tuple:
     return model, task.head, task.num_outputs, mesh, shapes(params), pack, one_shape
 
@@ -66,6 +92,8 @@ def shared() -> Iterator[None]:
         mock.patch.object(finetuning, "make_inference", make_inference),
         mock.patch.object(predict, "make_inference", make_inference),
         mock.patch.object(train, "Program", SharedProgram),
+        mock.patch.object(train, "init_state", shared_state(train.init_state)),
+        mock.patch.object(heldout, "jax", SharedJit()),
         mock.patch.object(heldout, "Program", SharedProgram),
         mock.patch.object(evaluate, "Program", SharedProgram),
     ):

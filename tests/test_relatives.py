@@ -189,7 +189,8 @@ def test_masks_are_of_the_vocabulary_and_of_whole_words(tmp_path, family):
     dataset, tokenizer = open_dataset(tmp_path / "data"), load_tokenizer(described)
     batch = rows_to_batch(dataset.train.gather(np.arange(16)), np.zeros(16, np.int32))
     masking = MaskingConfig(whole_word=True, mask_rate=1.0, random_rate=0.0)
-    masked = jax.device_get(mask_rows(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids))
+    ids = tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids
+    masked = jax.device_get(jax.jit(lambda batch: mask_rows(batch, masking, *ids))(batch))
     changed = masked.token_ids != batch.token_ids
     assert changed.sum() == masked.mlm_weights.sum() > 32
     assert set(masked.token_ids[changed]) == {tokenizer.mask_id} == {tokenizer.id_of(tokenizer.template.specials[4])}

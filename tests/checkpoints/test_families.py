@@ -10,10 +10,10 @@ import json
 import jax
 import numpy as np
 import pytest
-from builders import random_batch
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf
 
+from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.families import FAMILIES, class_of, name_of, table_of
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import flatten
@@ -272,20 +272,18 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     loaded = load_pretrained(tmp_path / "model")
     assert loaded.config == config
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
-    pairs = encode_texts(loaded, [("abc", "word3"), ("word4", "abc")])  # with types or without
-    assert np.isfinite(pairs.hidden).all()
-    batch = random_batch(num_rows=2, row_length=30, vocab_size=131)
-    stacked, apart = (
-        jax.jit(lambda params: encode(config, params, batch).hidden)(each) for each in (bert.params, loaded.prepared)
-    )
-    np.testing.assert_allclose(stacked, apart, atol=2e-5)
+    pairs = [("abc", "word3"), ("word4", "abc")]  # with types or without
+    apart = encode_texts(loaded, pairs).hidden  # of parameters that are prepared, each layer's apart
+    batch = make_batch(bert.tokenizer, pairs, config.max_positions)
+    stacked = jax.jit(lambda params: encode(config, params, batch).hidden)(bert.params)
+    np.testing.assert_allclose(stacked[:, : apart.shape[1]], apart, atol=2e-5)
     logits = jax.eval_shape(lambda params: forward(config, params, batch, TOKENS), bert.params)
-    assert logits.shape == (2, 30, 3)
+    assert logits.shape == (*batch.token_ids.shape, 3)
 
 
-@pytest.mark.parametrize("family", ["distilbert", "modernbert"])  # without types, and without a pooler
+@pytest.mark.parametrize("family", ["distilbert", pytest.param("modernbert", marks=pytest.mark.slow)])
 def test_two_models_of_a_family_are_compared(family):
-    """As `convert_checkpoint --verify` does."""
+    """As `convert_checkpoint --verify` does. They have neither types nor a pooler."""
     config = small(family)
     params = random_params(config, 3, parts=TOKENS.parts_in(config))
     bert = Pretrained(config, params, make_tokenizer(131), "token_classification", ("a", "b", "c"))

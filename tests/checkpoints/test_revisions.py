@@ -13,10 +13,12 @@ from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 import bert_jax
 from bert_jax.batches.load import rows_to_batch
 from bert_jax.batches.order import train_rows
+from bert_jax.checkpoints.pretrained import keep_revision
 from bert_jax.checkpoints.states import checkpoint_steps
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import CheckpointConfig
+from bert_jax.storage.places import to_place
 from bert_jax.storage.resolve import resolve
 from bert_jax.tokenizing import load_tokenizer
 
@@ -87,10 +89,12 @@ def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkey
         stop_at(patch, 7)
         stopped = train(config, tmp_path / "run")
     assert stopped.signal
-    # What a crash has lost is made again, with the same counts; revisions before the checkpoint stay as they are.
+    # What a crash has lost is made again, with the same counts, and what came after the checkpoint is replaced;
+    # revisions before it stay as they are.
     for newer in checkpoint_steps(tmp_path / "run" / "checkpoints")[1:]:
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newer:08d}")
     shutil.rmtree(tmp_path / "run" / "revisions" / "00000005")
+    shutil.copytree(tmp_path / "run" / "revisions" / "00000000", tmp_path / "run" / "revisions" / "00000005")
     seal = tmp_path / "run" / "revisions" / "00000000" / "checksums.json"
     before = seal.stat().st_mtime_ns
     train(config, tmp_path / "run")
@@ -102,6 +106,13 @@ def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkey
     assert seal.stat().st_mtime_ns == before
 
 
+def test_a_directory_that_is_no_revision_is_left_alone(kept, tmp_path):
+    (tmp_path / "revisions" / "00000010").mkdir(parents=True)
+    keep_revision(bert_jax.load_pretrained(f"{kept[0]}@10"), to_place(tmp_path))
+    assert list((tmp_path / "revisions" / "00000010").iterdir()) == []
+
+
+@pytest.mark.slow
 def test_a_run_that_goes_on_otherwise_from_an_older_checkpoint_replaces_what_came_after_it(kept, toy_data, tmp_path):
     config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE)
     shutil.copytree(kept[0], tmp_path / "run")
