@@ -27,6 +27,8 @@ import bert_jax
 from bert_jax import InputError
 from bert_jax.batch import pad_rows
 from bert_jax.model.derivatives import plain_derivatives
+from bert_jax.model.parts import activate
+from bert_jax.model.product import product
 
 CONFIG = tiny_model(hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=64, max_positions=8)
 ROWS = list(np.random.default_rng(0).integers(5, 64, (8, 8)))
@@ -316,7 +318,6 @@ def computed(place, name, params):
 FAST = [
     *[("Explicit", "vmap_over_rows"), ("Explicit", "words_as_vectors"), ("Explicit", "value_and_grad")],
     *[("Manual", "grad_of_checkpoint"), ("one device", "vmap_of_grad"), ("Explicit", "jvp")],
-    ("one device", "reverse_over_reverse"),
 ]
 
 
@@ -341,8 +342,27 @@ def test_what_needs_jaxs_own_derivatives_says_so(params):
     config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
     with pytest.raises(InputError, match="own_derivatives=False"):
         jax.eval_shape(lambda given: jax.grad(penalty)(given, config, True), params)
+    square = jnp.ones((3, 3))
     with pytest.raises(TypeError, match="jvp"):  # which rules of ours do not know
-        jax.jit(lambda given: jax.jvp(lambda each: mean_of_squares(each, BATCH), (given,), (given,))).lower(params)
+        jax.jit(lambda given: jax.jvp(lambda each: product("ij,jk->ik", each, each), (given,), (given,))).lower(square)
+
+
+def test_our_rules_have_derivatives_of_second_order():
+    """Those of f(scale * x) along x, of a product and of an activation, beside JAX's own."""
+    left, right = (jnp.asarray(np.random.default_rng(0).normal(size=(3, 3)), jnp.float32) for _ in range(2))
+
+    def summed(scale):
+        found = product("ij,jk->ik", left * scale, right * scale)
+        return jnp.sum(activate("gelu_tanh", found, right[0]) ** 2)
+
+    def curvature(scale):
+        return jax.grad(jax.grad(summed))(scale)
+
+    def plain(scale):
+        with plain_derivatives():
+            return jax.grad(jax.grad(summed))(scale)
+
+    np.testing.assert_allclose(jax.jit(curvature)(0.7), jax.jit(plain)(0.7), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -369,6 +389,7 @@ def test_compiled_ahead_of_time_from_shapes(params, expected):
     assert jax.make_jaxpr(hidden)(*shapes).out_avals[0].shape == expected["hidden"].shape
 
 
+@pytest.mark.slow
 def test_exported_with_a_number_of_rows_that_is_open(params, expected):
     (rows,) = jax.export.symbolic_shape("rows")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), BATCH)
@@ -445,7 +466,7 @@ def strict():
         pytest.param(lambda: jax.debug_nans(True), marks=pytest.mark.slow),
         pytest.param(jax.checking_leaks, marks=pytest.mark.slow),
         strict,
-        lambda: jax.enable_x64(True),
+        pytest.param(lambda: jax.enable_x64(True), marks=pytest.mark.slow),
         pytest.param(lambda: jax.default_matmul_precision("highest"), marks=pytest.mark.slow),
     ],
     ids=["debug_nans", "checking_leaks", "strict", "64 bits", "precision"],
