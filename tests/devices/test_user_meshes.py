@@ -44,9 +44,8 @@ def test_a_users_mesh_changes_no_result(start, shape, axes, kind):
         assert jax.sharding.get_mesh().axis_names == axes  # it is the user's again
 
 
-@pytest.mark.parametrize(
-    ("shape", "axes"), [pytest.param((8,), ("data",), marks=pytest.mark.slow), ((4, 2), ("batch", "model"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "axes"), [((8,), ("data",)), ((4, 2), ("batch", "model"))])
 def test_the_encoder_runs_in_a_program_of_the_users_mesh(start, shape, axes):
     """Rows are divided as the user's program divides them."""
     bert = bert_jax.load_pretrained(start)

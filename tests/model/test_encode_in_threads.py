@@ -41,7 +41,7 @@ def test_four_threads_say_what_one_says(config):
     rng = np.random.default_rng(0)
     texts = [
         [" ".join(f"word{number}" for number in rng.integers(0, 140, rng.integers(1, 7))) for _ in range(count)]
-        for count in rng.integers(1, 5, 24)
+        for count in rng.integers(1, 3, 24)
     ]
     models = [Pretrained(config, random_params(config), make_tokenizer(203)) for _ in range(2)]  # the first is cold
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -111,8 +111,12 @@ def packed_rows():
 def logits_of(config, params, batch, key=None):
     positions = np.broadcast_to(np.arange(0, batch.token_ids.shape[1], 7), (len(batch.token_ids), 37))
     batch = batch._replace(mlm_positions=positions)
-    logits = jax.jit(functools.partial(forward, config, head=MASKED_LM))(params, batch, dropout_key=key)
-    return np.asarray(logits)[..., :203]
+    return np.asarray(compiled(config)(params, batch, dropout_key=key))[..., :203]
+
+
+@functools.cache
+def compiled(config):
+    return jax.jit(functools.partial(forward, config, head=MASKED_LM))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,7 @@ def plain_logits():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"attention": "fused"},
+        pytest.param({"attention": "fused"}, marks=pytest.mark.slow),
         pytest.param({"unroll": 1, "remat": "full"}, marks=pytest.mark.slow),
         pytest.param({"remat": "dots", "unroll": 2}, marks=pytest.mark.slow),
         {"window": 600, "rotary_theta": 10_000.0},  # every layer is global
@@ -152,7 +156,6 @@ def test_how_it_is_computed_changes_nothing(params, plain_logits, changes):
 def test_a_sequence_alone_has_the_logits_that_it_has_in_a_packed_row(params, plain_logits):
     packed = packed_rows()
     expected = np.asarray(plain_logits(MODERN, params))
-    compute = jax.jit(functools.partial(forward, MODERN, head=MASKED_LM))
     for row in range(2):
         inside = packed.sequence_ids[row] == 2
         alone = jax.tree.map(np.zeros_like, packed)
@@ -166,7 +169,9 @@ def test_a_sequence_alone_has_the_logits_that_it_has_in_a_packed_row(params, pla
             own = [place - start for place in places] if batch is alone else places
             wide = np.zeros((4, 37), int)  # of one shape, for one program
             wide[:, : len(own)] = own
-            found = np.asarray(compute(params, batch._replace(mlm_positions=wide)))[0, : len(own), :203]
+            found = np.asarray(compiled(MODERN)(params, batch._replace(mlm_positions=wide), dropout_key=None))[
+                0, : len(own), :203
+            ]
             np.testing.assert_allclose(found, expected[row, [place // 7 for place in places]], atol=2e-5)
 
 

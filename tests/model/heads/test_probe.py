@@ -63,6 +63,7 @@ def test_padding_changes_nothing(pool):
     assert base.shape == (2, 1 if pool else 7, 3)
 
 
+@pytest.mark.slow
 def test_the_encoder_has_no_gradient():
     probe, params = make("last", "bilstm")
     total = lambda layers, params: jnp.sum(jnp.square(probe(params, layers)))  # noqa: E731
@@ -99,3 +100,4 @@ def test_spans_are_found_by_a_bilstm(train_encoder):
     assert logits.shape == (2, 7, 2)
     gradient = gradients["encoder"]["layers"]["mlp"]["output"]["kernel"]
     assert np.any(gradient) == train_encoder
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients["probe"]["classifier"]))
