@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -31,6 +32,14 @@ def config(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_fine_tuning_is_compiled(config, monkeypatch):
+    take_for_planned(monkeypatch, 1)
+    plan = plan_task(config, "v5e:1x1")
+    assert plan.fits and plan.compiled_flops > plan.model_flops
+    assert 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
+
+
 def take_for_planned(monkeypatch, count):
     """Has CPU devices and their compiler in place of a pod's."""
     for module in (planner, tasks):
@@ -38,12 +47,19 @@ def take_for_planned(monkeypatch, count):
 
 
 def test_fine_tuning_is_planned(config, monkeypatch):
+    """Its step is lowered, and not compiled."""
     take_for_planned(monkeypatch, 1)
+    lower = planner.lower_train_step
+    monkeypatch.setattr(planner, "lower_train_step", lambda *given: lower(*given) and SimpleNamespace(compile=refuse))
     plan = plan_task(config, "v5e:1x1")
-    assert plan.fits and plan.predictions == 0 and plan.compiled_flops > plan.model_flops
+    assert not plan.fits and plan.predictions == 0 < plan.model_flops
     assert "model.compute_dtype=float32 model.attention=plain model.remat=none train.accumulate=2" in plan.choices
     assert plan.batch_size % 2 == 0 and plan.batch_size < 2 * 32  # microbatches; texts share rows
-    assert plan.estimate["logits"] == 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
+    assert plan.estimate["logits"] == 0 < plan.estimate["params"]
+
+
+def refuse(**_):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 18.98G of 15.75G hbm. Exceeded by 3.23G.")
 
 
 def test_the_rows_of_the_data_are_planned(config, monkeypatch):

@@ -122,7 +122,7 @@ def optax_trace(golden, config):
     return run(optimizer, params, gradients)
 
 
-@pytest.mark.parametrize("trust_ratio_for", ["decayed", "all"])
+@pytest.mark.parametrize("trust_ratio_for", ["decayed", pytest.param("all", marks=pytest.mark.slow)])
 def test_stacked_layers_follow_optax_on_separate_ones(golden, our_trace, trust_ratio_for):
     config = dataclasses.replace(CONFIG, trust_ratio_for=trust_ratio_for, bias_correction=True)
     assert_same_trace(our_trace(config), optax_trace(golden, config))
