@@ -103,15 +103,14 @@ def _remove_for_good(path: Path) -> None:
     TensorStore goes on writing the other arrays in threads that cannot be waited for, and makes its directories again
     when they have been removed. So they must have stayed away for half a second.
     """
-    unfinished = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+    both = path, path.with_name(f"{path.name}.orbax-checkpoint-tmp")
     quiet = 0
     for _ in range(_MOST_LOOKS):
-        left = [each for each in (path, unfinished) if each.exists()]
-        for each in left:
-            shutil.rmtree(each, ignore_errors=True)
-        quiet = 0 if left else quiet + 1
+        quiet = 0 if any(map(os.path.exists, both)) else quiet + 1
         if quiet == _QUIET_LOOKS:
             return
+        for each in both:
+            shutil.rmtree(each, ignore_errors=True)
         time.sleep(0.05)
 
 

@@ -91,7 +91,7 @@ def _check_labels(task: Task, rows: Sequence[Row]) -> None:
 def _params_of(task: Task, model: ModelConfig) -> PyTree:
     """Returns the shapes of the parameters of a model with the task's head."""
     init = functools.partial(init_params, model, head=task.head, num_outputs=task.num_outputs)
-    return jax.eval_shape(lambda: init(jax.random.key(0)))
+    return jax.eval_shape(init, jax.random.key(0))
 
 
 def _shape_of(
