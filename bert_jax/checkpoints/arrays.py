@@ -24,9 +24,7 @@ from bert_jax.storage.answers import explain
 from bert_jax.storage.places import Place, RemotePath, check_no_pattern
 
 ArrayTable: TypeAlias = dict[str, list]  # {path: [dtype, shape]}
-# 20 a second
-_QUIET_LOOKS = 10
-_MOST_LOOKS = 600
+_QUIET_LOOKS = 10  # 20 a second
 
 
 def state_bytes(tree: PyTree) -> int:
@@ -105,7 +103,7 @@ def _remove_for_good(path: Path) -> None:
     """
     both = path, path.with_name(f"{path.name}.orbax-checkpoint-tmp")
     quiet = 0
-    for _ in range(_MOST_LOOKS):
+    for _ in range(60 * _QUIET_LOOKS):
         quiet = 0 if any(map(os.path.exists, both)) else quiet + 1
         if quiet == _QUIET_LOOKS:
             return

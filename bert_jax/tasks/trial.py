@@ -167,8 +167,7 @@ def _check_outputs(task: Task, outputs: PyTree, batch: Batch, fix: str) -> Any:
 def _drawn(task: Task, model: ModelConfig, rows: Sequence[Row]) -> list[np.ndarray]:
     """Returns random outputs of rows, of the shapes that the model gives, as `Task.decode` takes them."""
     bare = [row._replace(label=None) for row in rows]
-    batch = _batch_of(task.head, bare)
-    outputs = _shape_of(task, model, _params_of(task, model), batch)
+    outputs = _shape_of(task, model, _params_of(task, model), _batch_of(task.head, bare))
     numbers = np.random.default_rng(0).normal(size=outputs.shape).astype(np.float32)
     pairs = zip(bare, numbers, strict=True)
     return [unpadded_outputs([row], own, task.head)[0] for row, own in pairs]

@@ -42,8 +42,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _raise_again(number: int) -> None:
     # to the main thread: a signal of the timer's own would not wake it from a call that blocks
-    main = threading.main_thread().ident
-    again = threading.Timer(0.05, signal.pthread_kill, (main, number))
+    to = threading.main_thread().ident, number
+    again = threading.Timer(0.05, signal.pthread_kill, to)
     again.daemon = True
     again.start()
 

@@ -73,7 +73,6 @@ def _better(
     # top_k prefers the first of equals, so those found before stay, and blocks of another size find
     # the same.
     in_block, indices = jax.lax.top_k(scores, min(k, len(block)))
-    both = jnp.concatenate([cosines, in_block], axis=1)
-    best, chosen = jax.lax.top_k(both, k)
+    best, chosen = jax.lax.top_k(jnp.concatenate([cosines, in_block], axis=1), k)
     ids = jnp.concatenate([numbers, before + indices], axis=1)
     return best, jnp.take_along_axis(ids, chosen, axis=1)
