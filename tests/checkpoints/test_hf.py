@@ -400,7 +400,7 @@ def test_several_numbers_are_kept_and_not_predicted_as_one(tmp_path):
         assert found.problem == problem
         with pytest.raises(InputError, match=f"problem_type is {problem}, and what is predicted here is one class"):
             load_predictor(tmp_path / ("hf" if found is bert else "own"))
-        assert found.encode(["word1"]).hidden.shape[0] == 1
+    assert own.encode(["word1"]).hidden.shape[0] == 1
     save_hf(tmp_path / "again", *model, problem=own.problem)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["problem_type"] == problem
 

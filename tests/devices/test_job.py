@@ -74,7 +74,7 @@ def test_a_process_that_works_is_waited_for_and_one_that_does_not_is_named(sever
     with ThreadPoolExecutor(1) as pool:
         with under_way("saving"):
             asked = pool.submit(first.exchange, "free disk")
-            time.sleep(2)
+            time.sleep(1)
             assert not asked.done()
         with pytest.raises(InputError, match=r"^process 1 \(.+\) has not come to agree on 'free disk' within 0.5 s"):
             asked.result(timeout=20)

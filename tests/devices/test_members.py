@@ -94,10 +94,10 @@ def test_the_first_process_ends_last(job, monkeypatch):
     first, second, third = job(3)
     second.outlast()  # the others wait for nobody
     started = time.monotonic()
-    ending = threading.Timer(1.0, lambda: (second.close(), third.close()))
+    ending = threading.Timer(0.4, lambda: (second.close(), third.close()))
     ending.start()
     first.outlast()
-    assert 1.0 < time.monotonic() - started < 10
+    assert 0.4 < time.monotonic() - started < 10
     ending.join()
 
 

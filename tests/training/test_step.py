@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, fresh_state, pretraining_params, random_batch, tiny_model
+from builders import CLS, MASK, SEP, drawn_params, fresh_state, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import make_mesh, path_name, row_sharding, tree_shardings
@@ -26,6 +26,7 @@ from bert_jax.training.step import abstract_state
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
+START = drawn_params(tiny_model())
 
 
 def take_steps(
@@ -36,7 +37,7 @@ def take_steps(
     mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
     objective = PretrainingObjective(model or tiny_model(), masking, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
-    state = fresh_state(objective, optimizer, train, mesh, pretraining_params())
+    state = fresh_state(objective, optimizer, train, mesh, START)
     step = Program(mesh).training(objective, optimizer, train, state)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     history = []
@@ -76,7 +77,7 @@ def take_compiled_steps(num_steps: int, zero1: bool = False, accumulate: int = 1
     model = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
     objective = PretrainingObjective(model, MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
-    state = fresh_state(objective, OPTIMIZER, train, mesh, pretraining_params())
+    state = fresh_state(objective, OPTIMIZER, train, mesh, START)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
     history, params = [], []
     with jax.set_mesh(mesh):
@@ -182,7 +183,7 @@ def test_gradients_in_bfloat16_run_on_a_cpu():
         losses = lambda params: objective.losses(params, objective.prepare(batch), None)["mlm_loss"]  # noqa: E731
         return jax.value_and_grad(losses, has_aux=True)(params)
 
-    (loss, weight), gradients = losses_and_gradients(pretraining_params(), random_batch())
+    (loss, weight), gradients = losses_and_gradients(START, random_batch())
     assert float(loss / weight) == pytest.approx(np.log(203), rel=0.02)
     largest = jax.tree.map(lambda leaf: float(np.abs(leaf).max()), gradients["encoder"]["layers"])
     assert min(part["kernel"] for part in (largest["mlp"]["output"], largest["attention"]["query"])) > 1e-5
@@ -216,7 +217,7 @@ def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
 
     def losses(mesh_sizes, num_devices, *seeds):
         mesh = make_mesh(MeshConfig(**mesh_sizes), jax.devices()[:num_devices])
-        params = jax.device_put(pretraining_params(), tree_shardings(mesh, pretraining_params()))
+        params = jax.device_put(START, tree_shardings(mesh, START))
         rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), random_batch())
         losses_of = jax.jit(lambda params, rows, key: objective.losses(params, objective.prepare(rows), key))
         with jax.set_mesh(mesh):
@@ -375,7 +376,7 @@ def test_the_first_loss_is_near_that_of_guessing(on_one):
 def test_step_0_has_rate_0_and_moves_nothing_then_it_learns(on_one):
     """Nothing but the dropout, which each step draws."""
     history = on_one.history
-    jax.tree.map(np.testing.assert_array_equal, on_one.first, pretraining_params())
+    jax.tree.map(np.testing.assert_array_equal, on_one.first, START)
     assert history[0]["learning_rate"] == 0 and abs(history[0]["loss"] - history[1]["loss"]) > 1e-4
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
 
@@ -409,7 +410,7 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
 def test_given_parameters_outlive_the_first_step(num_devices):
     mesh = make_mesh(MeshConfig(), jax.devices()[:num_devices])
     objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
-    params = jax.jit(lambda tree: jax.tree.map(lambda leaf: 2 * leaf, tree))(pretraining_params())
+    params = jax.jit(lambda tree: jax.tree.map(lambda leaf: 2 * leaf, tree))(START)
     before = jax.tree.map(np.array, params)
     state = fresh_state(objective, OPTIMIZER, TrainConfig(), mesh, params)
     jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)(state)  # as a step does

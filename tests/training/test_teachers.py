@@ -97,7 +97,13 @@ def topics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_pretrained(tmp_path_factory.mktemp("start"), drawn_params)
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory):
+    """Returns a model that is known to learn, for slow tests."""
+    return make_pretrained(tmp_path_factory.mktemp("learner"))
 
 
 @pytest.fixture(scope="module")
@@ -163,16 +169,16 @@ def test_classes_are_learnt_from_teachers_alone(topics, start, teacher):
 
 
 @pytest.mark.slow
-def test_a_student_of_a_trained_teacher_is_as_good(topics, start, tmp_path):
+def test_a_student_of_a_trained_teacher_is_as_good(topics, learner, tmp_path):
     """The labels of its training data are wrong, and do not count."""
-    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=5.0))
+    config = topics_run(topics, learner, train=FinetuneTrainConfig(num_epochs=5.0))
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, labels="f,b,d"))
     assert finetune(config, tmp_path / "teacher", jax.devices()[:1]).metrics["accuracy"] > 0.95
     teacher = tmp_path / "teacher" / "finetuned"
     lines = (topics / "train.tsv").read_text().splitlines()
     wrong = [lines[0], *(f"{line.rpartition(chr(9))[0]}\t{'bdf'[number % 3]}" for number, line in enumerate(lines[1:]))]
     (tmp_path / "train.tsv").write_text("\n".join(wrong))
-    config = topics_run(f"{tmp_path}/train.tsv,{topics}/dev.tsv", start, train=FinetuneTrainConfig(num_epochs=6.0))
+    config = topics_run(f"{tmp_path}/train.tsv,{topics}/dev.tsv", learner, train=FinetuneTrainConfig(num_epochs=6.0))
     told = dataclasses.replace(config, teacher=TeacherConfig(f"{teacher},{teacher}", temperature=2.0, weight=1.0))
     result = finetune(told, tmp_path / "run", jax.devices()[:1])
     assert result.metrics["accuracy"] > 0.9
@@ -291,14 +297,14 @@ def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path)
 
 
 @pytest.mark.slow
-def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, start, tmp_path):
-    other = as_embeddings(start, tmp_path / "cls", pooling="cls")
+def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, learner, tmp_path):
+    other = as_embeddings(learner, tmp_path / "cls", pooling="cls")
     wide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
     train = FinetuneTrainConfig(num_epochs=12.0)
-    first, last = first_and_last_loss(vectors_run(pairs, start, other, wide, train=train), tmp_path / "run")
+    first, last = first_and_last_loss(vectors_run(pairs, learner, other, wide, train=train), tmp_path / "run")
     assert 1e-3 < last < first / 2
     train = FinetuneTrainConfig(num_epochs=12.0, accumulate=2)
-    divided = vectors_run(pairs, start, other, wide, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    divided = vectors_run(pairs, learner, other, wide, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2)
 
 
@@ -335,9 +341,9 @@ def test_spans_and_choices_are_learnt_from_a_teacher(start, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["squad1", "choice"])
-def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name):
+def test_spans_and_choices_are_learnt_alike_on_any_mesh(learner, tmp_path, name):
     task = TaskConfig(name=name, max_seq_length=16, max_query_length=4)
-    config = topics_run(write_questions(tmp_path / "data", name), start, task=task)
+    config = topics_run(write_questions(tmp_path / "data", name), learner, task=task)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dropout_rate=0.0))
     finetune(config, tmp_path / "teacher", jax.devices()[:1])
     teacher = TeacherConfig(str(tmp_path / "teacher"), weight=1.0)
