@@ -90,7 +90,8 @@ def test_methods_differ_in_words_of_several_pieces_only(bert):
     assert differs.tolist() == [False, True, True, False, False]  # co and ##ro; with ##na nothing of its word is hidden
 
 
-@pytest.mark.parametrize("method", [METHODS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in METHODS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_batching_changes_no_score(bert, monkeypatch, method):
     sentences = [SENTENCES[0], "the ban the ban .", SENTENCES[2], "the ban the bas banana ."]
     together = score_sentences(bert, sentences, method)
