@@ -54,7 +54,7 @@ def test_groups_are_layers_one_after_the_other(layers, every, changes, order):
     or gradients too.
     """
     config = dataclasses.replace(
-        SMALL, num_layers=layers, global_every=every, hidden_dropout_rate=0.2, attention_dropout_rate=0.2
+        SMALL, num_layers=layers, global_every=every, hidden_dropout_rate=0.2, attention_dropout_rate=0.2 * order
     )
     params = random_params(config, parts=())["encoder"]
 
