@@ -337,8 +337,8 @@ def test_an_empty_row_is_finite_and_weighs_nothing():
 
 def test_positions_and_attention_of_packed_rows():
     sequence_ids = jnp.array([[1, 1, 2, 2, 2, 0]])
-    assert positions_in_sequence(sequence_ids).tolist() == [[0, 1, 0, 1, 2, 0]]
-    attends = np.asarray(attention_mask(sequence_ids)[0])
+    assert jax.jit(positions_in_sequence)(sequence_ids).tolist() == [[0, 1, 0, 1, 2, 0]]
+    attends = np.asarray(jax.jit(attention_mask)(sequence_ids)[0])
     assert attends[:2, :2].all() and attends[2:5, 2:5].all()
     assert attends.sum() == 4 + 9
 
