@@ -99,7 +99,6 @@ def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monke
     monkeypatch.setattr(train, "train_loop", guarded)
     config = tiny_run(
         toy_data,
-        model=tiny_model(vocab_size=0),
         mesh=MeshConfig(data=1),
         eval=EvalConfig(every_steps=5),
         checkpoint=CheckpointConfig(every_steps=4),

@@ -92,8 +92,8 @@ def take_compiled_steps(num_steps: int, zero1: bool = False, accumulate: int = 1
 
 @pytest.fixture(scope="module")
 def on_one() -> Stepped:
-    """Returns nine steps on one device; shared, for its program takes seconds to compile."""
-    return take_compiled_steps(9)
+    """Returns seven steps on one device; shared, for its program takes seconds to compile."""
+    return take_compiled_steps(7)
 
 
 @pytest.fixture(scope="module")
