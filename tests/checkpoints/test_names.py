@@ -215,7 +215,7 @@ def test_import_then_export_is_the_identity(first, second, tmp_path):
 
 def test_parameters_of_another_dtype_are_saved_as_float32(tmp_path):
     bert = growing_bert()
-    halves = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), bert.params)
+    halves = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(jnp.bfloat16)), bert.params)
     save_pretrained(dataclasses.replace(bert, params=halves), tmp_path / "model")
     found = load_pretrained(tmp_path / "model").params
     jax.tree.map(lambda one, other: np.testing.assert_array_equal(one, np.asarray(other, np.float32)), found, halves)
