@@ -17,7 +17,7 @@ import pytest
 from builders import make_pretrained
 from short_notebooks import SHORTER, write_inputs
 
-UV = shutil.which("uv")
+UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 # What a build reads, without what git ignores: nothing that lies about in a checkout gets into the wheel.
 SOURCES = "bert_jax configs docs tests README.md CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in Makefile".split()
 SOURCES += "SECURITY.md constraints.txt finetune.py pyproject.toml setup.cfg setup.py train.py".split()
