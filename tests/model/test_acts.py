@@ -280,11 +280,12 @@ def expected(params):
     (value, numbers), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     with jax.enable_x64(True):
         config = dataclasses.replace(CONFIG, compute_dtype="float64")
-        given = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        given = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
         loss_of = jax.jit(lambda scale: mean_of_squares(scaled(given, scale), BATCH, config=config))
         low, middle, high = (float(loss_of(scale)) for scale in (1 - 1e-4, 1.0, 1 + 1e-4))
     slope, curvature = (high - low) / 2e-4, (high - 2 * middle + low) / 1e-8
-    assert float(dot(gradient, params)) == pytest.approx(slope, rel=1e-4)
+    along = sum(np.vdot(*leaves) for leaves in zip(*map(jax.tree.leaves, (gradient, params))))
+    assert along == pytest.approx(slope, rel=1e-4)
     return {"hidden": numbers, "loss": value, "gradient": gradient, "slope": slope, "curvature": curvature}
 
 
