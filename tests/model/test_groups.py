@@ -11,6 +11,7 @@ import pytest
 from builders import random_batch
 from hf_models import random_params
 
+from bert_jax.batch import pad_rows
 from bert_jax.model.bert import Encoder
 from bert_jax.model.objective import init_params
 from bert_jax.model.on_cpu import unstack
@@ -32,6 +33,28 @@ def encoded(config, params, key=None, **options):
     encoder = Encoder(config, pool=False)
     batch = random_batch(num_rows=2, row_length=40, num_sequences=2)
     return encoder.apply({"params": params}, batch, key is None, rngs=rngs, **options)
+
+
+def test_the_first_layer_of_each_group_sees_whole_sequences():
+    """Each layer alone: the others add nothing of their attention. Source: transformers, `global_attn_every_n_layers`."""
+    config = dataclasses.replace(SMALL, num_layers=5, global_every=2)
+    params = random_params(config, parts=())["encoder"]
+    near, far = pad_rows([np.arange(5, 25)], 20), pad_rows([np.arange(5, 25)], 20)
+    far.token_ids[0, -1] = 99
+
+    @jax.jit
+    def first_tokens(params):
+        return [Encoder(config, pool=False).apply({"params": params}, batch).hidden[0, 0] for batch in (near, far)]
+
+    kernel = params["layers"]["attention"]["output"]["kernel"]
+    sees = []
+    for layer in range(5):
+        alone = np.zeros_like(kernel)
+        alone[layer] = kernel[layer]
+        params["layers"]["attention"]["output"]["kernel"] = alone
+        one, other = first_tokens(params)
+        sees.append(bool(np.abs(one - other).max() > 1e-4))
+    assert sees == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,14 @@ def test_each_row_has_a_key_of_its_own():
         np.testing.assert_array_equal(bits[row], own)
 
 
+def test_rows_of_rows_are_numbered():
+    key = root_key(3, "dropout")
+    whole = np.asarray(bits_of_rows(key, (10, 5)))
+    with rows_numbered(1, 2), rows_numbered(1, 3):
+        np.testing.assert_array_equal(bits_of_rows(key, (2, 5)), whole[[3, 9]])
+    np.testing.assert_array_equal(bits_of_rows(key, (2, 5)), whole[:2])
+
+
 @pytest.mark.parametrize("devices", [1, 8])
 def test_rows_of_a_device_and_of_a_microbatch_draw_what_they_draw_in_the_whole_batch(devices):
     key, shape, count = root_key(3, "dropout"), (32, 3, 5), 2
