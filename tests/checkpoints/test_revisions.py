@@ -135,11 +135,16 @@ def words_of_a_step(data, config):
     return split["words"] * inside / split["rows"] * config.data.batch_size
 
 
-def test_revisions_after_so_many_words_are_of_the_steps_that_have_read_them(toy_data, tmp_path):
+@pytest.mark.parametrize("stops", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_revisions_after_so_many_words_are_of_the_steps_that_have_read_them(toy_data, tmp_path, monkeypatch, stops):
     config = tiny_run(toy_data, mesh=ONE_DEVICE)
     of_step = words_of_a_step(toy_data, config)
     marks = ",".join(f"{of_step * steps:.3f}" for steps in (11.4, 0.2, 3, 6.6))
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(every_steps=4, keep_words=marks))
+    if stops:
+        with monkeypatch.context() as patch:
+            stop_at(patch, 6)
+            train(config, tmp_path / "run")
     train(config, tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run" / "revisions").iterdir()) == [
         f"{step:08d}" for step in (1, 3, 7, 11)

@@ -36,7 +36,7 @@ def encoded(config, params, key=None, **options):
 
 
 def test_the_first_layer_of_each_group_sees_whole_sequences():
-    """Each layer alone: the others add nothing of their attention. Source: transformers, `global_attn_every_n_layers`."""
+    """Each layer alone: the others have no attention. Source: transformers, `global_attn_every_n_layers`."""
     config = dataclasses.replace(SMALL, num_layers=5, global_every=2)
     params = random_params(config, parts=())["encoder"]
     near, far = pad_rows([np.arange(5, 25)], 20), pad_rows([np.arange(5, 25)], 20)
