@@ -151,7 +151,7 @@ def test_windows_are_those_of_comparing_every_window_with_every_token(seed):
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("num_tokens", "stride"), [(200_000, 128), (20_000, 1)])
+@pytest.mark.parametrize(("num_tokens", "stride"), [(200_000, 128), pytest.param(20_000, 1, marks=pytest.mark.slow)])
 def test_windows_of_a_long_context_take_memory_for_its_tokens_once(num_tokens, stride):
     """The array of windows x tokens took 7 GB and 9 GB."""
     tracemalloc.start()
