@@ -59,6 +59,7 @@ def fits(shape: AttentionShape, array: jax.Array) -> bool:
     without dropout: the two halves of a row see other keys in them, and would share no hash.
     """
     rows, size, _ = array.shape
+    # exported programs have open sizes
     known = isinstance(rows, int) and isinstance(size, int)
     return (
         known
@@ -119,6 +120,7 @@ def _call(
     """Runs a kernel for every row and head; each of its programs sees the whole row."""
     rows, size, hidden = arrays[0].shape
     launch = launch.of_row(size)
+    # a program of the other two takes a block of each half of a row
     programs = size // launch.keys if kernel is attention_keys else size // 2 // launch.queries
 
     def block(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
@@ -157,6 +159,7 @@ def attention_forward(
         scores, _ = pair.scores(
             half, dot(shape, queries[half], key[columns, :], 1, 1), ids[columns], number
         )
+        # Online softmax: what is summed so far is scaled to the largest score so far.
         larger = jnp.maximum(largest, jnp.max(scores, axis=1))
         before = jnp.exp2(largest - larger)
         raised = jnp.exp2(scores - larger[:, None])
@@ -164,6 +167,7 @@ def attention_forward(
         context = context * before[:, None] + dot(
             shape, dropped.astype(value.dtype), value[columns, :], 1, 0
         )
+        # the denominator is that of all keys: dropout drops probabilities, not scores
         return context, larger, total * before + jnp.sum(raised, axis=1)
 
     zeros = jnp.zeros((launch.queries, shape.head_size), jnp.float32)
@@ -197,6 +201,7 @@ def attention_queries(
     halves = []
     for rows in pair.places:
         of_context = gradient[rows, :]
+        # The sum over keys of p * dp, which softmax's gradient takes away, is the context's product with its gradient.
         products = context[rows, :].astype(jnp.float32) * of_context.astype(jnp.float32)
         mean = jnp.sum(products, axis=1) * (1 / shape.rescale)
         means[rows] = mean
@@ -257,6 +262,7 @@ def attention_keys(
     zeros = jnp.zeros((launch.keys, shape.head_size), jnp.float32)
     half_size = query.shape[0] // 2
     sums = (zeros, zeros)
+    # One hash decides about both halves, so both are visited together; without it each goes its own way.
     if shape.drops:
         sums = jax.lax.fori_loop(
             0, half_size // launch.queries, functools.partial(add, chosen=(0, 1)), sums
@@ -299,6 +305,7 @@ def _blocks_in_sight(
     """
     offset, size = half
     least, largest = jnp.min(jnp.where(own > 0, own, jnp.iinfo(jnp.int32).max)), jnp.max(own)
+    # a block of Triton has a power of 2 of numbers
     part = math.gcd(size, _IDS_AT_ONCE)
 
     def look(number: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -312,6 +319,7 @@ def _blocks_in_sight(
     first, last = first - offset, first - offset + len(own)
     if shape.window:
         begin, end = jnp.maximum(begin, first - shape.window), jnp.minimum(end, last + shape.window)
+    # a key is seen by queries from its own place on, and a query sees keys up to its own
     if shape.causal and by_keys:
         begin = jnp.maximum(begin, first)
     elif shape.causal:
@@ -393,11 +401,13 @@ class _Pair:
                 jax.lax.broadcasted_iota(jnp.int32, self.block, axis)
                 for axis in (self.axis, 1 - self.axis)
             )
+            # places in the row: of the block of keys less those of the block of queries
             ahead = number * self.launch.keys - self.start - half * (self.size // 2)
             if self.shape.causal:
                 sees &= columns + ahead <= rows
             if self.shape.window:
                 sees &= jnp.abs(columns + ahead - rows) <= self.shape.window
+        # exp(x) is 2 to the power of x log2(e), and GPUs have an instruction for the power of 2
         scale = self.shape.head_size**-0.5 * math.log2(math.e)
         return jnp.where(sees, products * scale, self.masked[half]), sees
 

@@ -24,12 +24,14 @@ COLLECTIVES = (
 _NAME = r"%?([\w.\-]+)"
 _HEADER = re.compile(rf"^(ENTRY )?{_NAME} \(.*\) -> .*\{{$")
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?{_NAME} = (.*)$")
+# "bf16[16,<=128]{1,0:T(8,128)S(1)}": dynamic sizes are bounds, and S says which memory.
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<= ]*)\](?:\{[^{}]*S\((\d+)\)[^{}]*\})?")
 _CALLED = re.compile(rf"\b(?:calls|to_apply|body|true_computation|false_computation)={_NAME}")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _KERNEL = re.compile(r'custom_call_target="(?:__gpu\$xla\.gpu\.triton|triton_kernel_call\w*)"')
 # Pallas kernels declare their FLOPs, or stand within a name that does.
 _ESTIMATE = re.compile(r'(?:"cost_estimate":\s*\{"flops":\s*"|\bkernel_flops_)(\d+)')
+# The start alone: "gemm" or "lt$matmul" follows, and "$f8" in float8.
 _CUBLAS = re.compile(r'custom_call_target="__cublas\$')
 
 
@@ -92,22 +94,26 @@ def parse(text: str) -> Module:
         if header:
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
+        # "}}" ends what a kernel says about itself
         elif line.startswith("}") and not line.startswith("}}"):
             current = None
         elif current is not None and (match := _INSTRUCTION.match(line)):
             current.append(_instruction(match[1], match[2]))
         elif current:  # what a kernel says about itself may take lines of its own
             current[-1] = current[-1]._replace(attributes=current[-1].attributes + line)
+    # in the module's first line, which the layouts of all parameters make long
     partitions = re.search(r"\bnum_partitions=(\d+)", text[:100_000])
     return Module(computations, entry, int(partitions[1]) if partitions else 1)
 
 
 def _instruction(name: str, rest: str) -> Instruction:
     """Returns the instruction of that name; `rest` is "type opcode(operands), attributes"."""
+    # a tuple's type has blanks in it
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     result, rest = rest[:end], rest[end:].lstrip()
     start = rest.index("(")
     stop = _closing(rest, start)
+    # Operands have types before their names in some texts; a constant has its value there, without "%".
     operands = re.findall(r"%([\w.\-]+)", rest[start:stop]) or re.findall(
         r"[\w.\-]+", rest[start:stop]
     )
@@ -148,6 +154,7 @@ def counts_of(module: Module) -> dict[str, int]:
         counts[name] = counts.get(name, 0) + times
         for instruction in module.computations.get(name, ()):
             if instruction.opcode == "while":
+                # not the condition, which runs once more and multiplies nothing
                 body = re.search(rf"\bbody={_NAME}", instruction.attributes)
                 assert body, f"{instruction.name} has no body"
                 visit(body[1], times * trip_count(module, name, instruction))
@@ -188,6 +195,7 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int:
     for name in _with_called(module, condition):
         for instruction in module.computations.get(name, ()):
             limits += _integers(instruction)
+            # the part of the state that the condition looks at
             if instruction.opcode == "get-tuple-element" and name == condition:
                 counters += [
                     int(index) for index in re.findall(r"\bindex=(\d+)", instruction.attributes)
@@ -211,6 +219,7 @@ def _steps(module: Module, body: str, counter: int) -> list[int]:
     """Returns the constants that one run of a loop's body adds to part `counter` of the loop's state."""
     instructions = {instruction.name: instruction for instruction in module.computations[body]}
     parts = module.computations[body][-1].operands  # the last instruction is the root, a tuple
+    # Backwards from the counter's new value to its old one: what is added may be within a fusion.
     constants, names = [], list(parts[counter : counter + 1])
     while names:
         instruction = instructions.pop(names.pop(), None)
@@ -266,6 +275,7 @@ def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
         return 2 * math.prod(instruction.types[0].shape) * contracted
     if instruction.opcode != "custom-call":
         return 0
+    # a kernel for TPUs, or a call that computes no product
     if not _KERNEL.search(instruction.attributes):
         estimate = _ESTIMATE.search(instruction.attributes)
         return int(estimate[1]) if estimate else 0
@@ -304,6 +314,7 @@ def _convolution_flops(lhs: Array, rhs: Array, convolution: Instruction) -> int:
             lhs_dilate=_setting(settings, "lhs_dilate", axis, 1),
             rhs_dilate=_setting(settings, "rhs_dilate", axis, 1),
         )
+    # each output sums over the taps and over the kernel's input features ("i")
     batch, features = out.shape[labels[3].index("b")], out.shape[labels[3].index("f")]
     return 2 * taps * batch * features * rhs.shape[labels[2].index("i")]
 
@@ -319,6 +330,7 @@ def _taps(
     size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int
 ) -> int:
     """Returns the number of pairs of output and kernel positions that meet a number of the input, along one axis."""
+    # Between the numbers of a dilated input are lhs_dilate - 1 zeros.
     end = (size - 1) * lhs_dilate
     count = 0
     for tap in range(kernel):
@@ -344,6 +356,7 @@ def collectives(text: str | Module) -> list[Collective]:
         for instruction in module.computations.get(name, ()):
             if (kind := instruction.opcode.removesuffix("-start")) not in COLLECTIVES:
                 continue
+            # What is sent: the operands. The result of a start is a tuple of operands, results and flags.
             arrays = [
                 array for name in instruction.operands for array in types.get(name, ())
             ] or instruction.types
@@ -351,6 +364,7 @@ def collectives(text: str | Module) -> list[Collective]:
             payload = sum(array.bytes for array in arrays) * (
                 group_size if kind == "all-gather" else 1
             )
+            # XLA combines small arrays of several dtypes into one
             dtypes = tuple(sorted({array.dtype for array in arrays}))
             where = chain_of(instruction) or f"{name}/{instruction.name}"
             merged.setdefault(
@@ -367,6 +381,7 @@ def chain_of(instruction: Instruction) -> str:
 
 def _group_size(attributes: str, num_partitions: int) -> int:
     """Returns the number of devices that take part together, by `replica_groups` in any of its three spellings."""
+    # [groups, size] of all devices in order; axes of a mesh; or each group as a list
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes)
     if iota:
         return int(iota[2])
