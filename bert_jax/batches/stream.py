@@ -152,6 +152,7 @@ class RemoteRows:
         last = int(homes.max())
         count = min(_BLOCKS_AHEAD, self.cache.num_slots // 4)
         ahead = np.arange(last + 1, min(last + 1 + count, len(self._blocks.rows)))
+        # In this order: a block that is wanted again must not be let go between the two.
         self.cache.want(ahead, due=0)
         self.cache.release(self._ahead)
         self._ahead = ahead
@@ -208,6 +209,7 @@ class StreamedSplit:
         rows, epochs = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
         windows: dict[StreamWindow, np.ndarray] = {}
         for window, where, first in parts:
+            # most steps are in the windows of the step before
             all_rows = windows[window] = (
                 self._windows[window] if window in self._windows else self.order.rows(window)
             )
@@ -248,6 +250,7 @@ class StreamedSplit:
         Raises: InputError if the cache is too small for them.
         """
         before, self._held = self._held, {}
+        # let go last, since a window that begins has blocks of the one that ends
         left = [held for stream, held in before.items() if held.window != windows.get(stream)]
         for stream, window in windows.items():
             if stream in before and before[stream].window == window:
@@ -265,6 +268,7 @@ class StreamedSplit:
     def _check_room(self, cache: BlockCache) -> None:
         needed = sum(len(held.blocks) for held in self._held.values())
         slot = self._blocks.most_rows * self.dtype.itemsize
+        # a quarter stays for what is being read; a cache with room for all blocks is never too small
         if needed > cache.num_slots * 3 // 4 and cache.num_slots <= len(self._blocks.rows):
             config = self._config or DataConfig()
             gigabytes = math.ceil(1.6 * needed * slot / 1e7) / 100
