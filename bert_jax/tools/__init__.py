@@ -42,8 +42,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _raise_again(number: int) -> None:
     # to the main thread: a signal of the timer's own would not wake it from a call that blocks
-    to = threading.main_thread().ident, number
-    again = threading.Timer(0.05, signal.pthread_kill, to)
+    again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, number))
     again.daemon = True
     again.start()
 

@@ -116,7 +116,8 @@ class Embeddings(Head):
         squared difference, the mean over the texts of an example. A teacher's vectors may be of another size.
         """
         settings = self.settings
-        vectors, target = (vectors_of_examples(outputs, batch) for outputs in (logits, teacher))
+        vectors = vectors_of_examples(logits, batch)
+        target = vectors_of_examples(teacher, batch)
 
         def of_candidates(
             student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array

@@ -73,6 +73,7 @@ def _better(
     # top_k prefers the first of equals, so those found before stay, and blocks of another size find
     # the same.
     in_block, indices = jax.lax.top_k(scores, min(k, len(block)))
-    best, chosen = jax.lax.top_k(jnp.concatenate([cosines, in_block], axis=1), k)
+    both = jnp.concatenate([cosines, in_block], axis=1)
+    best, chosen = jax.lax.top_k(both, k)
     ids = jnp.concatenate([numbers, before + indices], axis=1)
     return best, jnp.take_along_axis(ids, chosen, axis=1)
