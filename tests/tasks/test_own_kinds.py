@@ -139,7 +139,7 @@ def test_the_loss_of_a_batch_does_not_depend_on_devices_or_microbatches(pretrain
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         found.append([line["loss"] for line in lines if line["kind"] == "train"])
     assert len(found[0]) == 3
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
