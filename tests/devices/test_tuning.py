@@ -17,6 +17,16 @@ import json, locale, logging, os, signal, sys, threading, warnings
 import jax, numpy
 
 CODE = r'''
+def fewest_cores():
+    # of any thread; one that ends while it is asked is left out
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            found.append(sorted(os.sched_getaffinity(int(task))))
+        except ProcessLookupError:
+            pass
+    return min(found, key=len)
+
 def state():
     memory = dict(line.split(":") for line in open("/proc/self/status").read().splitlines() if line.startswith("Vm"))
     files = sorted(os.path.relpath(os.path.join(top, name), HOME) for top, _, names in os.walk(HOME) for name in names)
@@ -29,7 +39,7 @@ def state():
         "filters": [str(entry) for entry in warnings.filters],
         "locale": locale.setlocale(locale.LC_ALL),
         "log": [logging.root.level, len(logging.root.handlers)],
-        "cores": sorted(sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task"))[0],
+        "cores": fewest_cores(),
         "folder": os.getcwd(),
         "umask": os.umask(os.umask(0)) or os.umask(0o022),
         "heap GiB": int(memory["VmSize"].split()[0]) // 2**20 // 4,
