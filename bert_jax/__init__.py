@@ -47,6 +47,8 @@ _HOMES = {
     "load_pretrained": "inference.pretrained:load_pretrained",
     "load_tokenizer": "tokenizing:load_tokenizer",
     "make_batch": "batches.make:make_batch",
+    "Limits": "inference.negatives:Limits",
+    "mine_negatives": "inference.negatives:mine_negatives",
     "pretrain": "pretraining:pretrain",
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
     "score_sentences": "inference.sentence_scores:score_sentences",
@@ -64,6 +66,7 @@ __all__ = [
     "FinetuneConfig",
     "Head",
     "InputError",
+    "Limits",
     "MaskingConfig",
     "ModelConfig",
     "PretrainConfig",
@@ -88,6 +91,7 @@ __all__ = [
     "load_tokenizer",
     "make_batch",
     "mask_tokens",
+    "mine_negatives",
     "pretrain",
     "recipe",
     "save_pretrained",
@@ -107,6 +111,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.finetuning import finetune
     from bert_jax.inference.evaluate import evaluate_pretrained
     from bert_jax.inference.features import sentence_embeddings
+    from bert_jax.inference.negatives import Limits, mine_negatives
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.pretrained import Pretrained, load_pretrained
     from bert_jax.inference.sentence_scores import score_sentences

@@ -12,7 +12,10 @@ import bert_jax
 MAIN = (
     *("load_pretrained", "load_tokenizer", "fill_masks", "sentence_embeddings", "score_sentences", "make_batch"),
     *("encode", "recipe"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("forward", "init_params", "mask_tokens")),  # they compile
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("forward", "init_params", "mask_tokens", "mine_negatives")
+    ),  # they compile
 )
 
 

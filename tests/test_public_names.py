@@ -22,7 +22,7 @@ PUBLIC = [
     *("pretrain", "finetune", "fill_masks", "sentence_embeddings", "score_sentences", "evaluate_pretrained"),
     *("PretrainConfig", "FinetuneConfig", "InputError", "__version__", "HEADS", "Head", "Row", "Rows", "Task"),
     *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch", "tune_process"),
-    *("mask_tokens", "MaskingConfig", "Encoded", "Spot", "CutWarning", "recipe"),
+    *("mine_negatives", "Limits", "mask_tokens", "MaskingConfig", "Encoded", "Spot", "CutWarning", "recipe"),
     *("TextHead", "TokenHead", "BatchHead", "text_task", "token_task", "batch_task"),
 ]
 

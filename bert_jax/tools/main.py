@@ -26,6 +26,7 @@ COMMANDS = {
         "predict": "fill in [MASK], or do the task that was learnt",
         "extract_features": "write vectors of tokens and of texts",
         "search": "find the nearest passages of a corpus for each query",
+        "mine_negatives": "find hard negatives for pairs to train on",
         "score_sentences": "score how likely sentences are, or minimal pairs",
     },
     "Measure a model": {

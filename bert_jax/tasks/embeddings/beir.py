@@ -130,6 +130,12 @@ def read_beir(place: str, split: str) -> TextsExamples:
     return TextsExamples(examples, counts)
 
 
+def read_corpus(place: str) -> list[str]:
+    """Returns the passages of a directory in BEIR's layout, as pairs to train on have them, without empty ones."""
+    texts = _read_texts(place, "corpus", Counter()).values()
+    return [text.whole for text in texts if text.whole]
+
+
 def _files_of(place: str, name: str) -> list[str]:
     """Returns the files of the corpus or of the queries."""
     one = [path for path in readers.files_in(place, f"{name}.*") if _plain_stem(path) == name]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hard negatives are those that a sort of all scores finds, whatever the limits; as a command too."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from builders import drawn_params, make_pretrained, message
+from commands import run_python
+
+from bert_jax import InputError, Limits, load_pretrained, mine_negatives
+from bert_jax.inference import negatives as module
+from bert_jax.inference.negatives import judge_of
+
+QUERIES = [f"query {number}" for number in range(7)]
+PASSAGES = [f"passage {number}" for number in range(40)]
+# a query with three positives, one of them twice; one whose text is a passage too
+PAIRS = [(query, PASSAGES[3 * number]) for number, query in enumerate(QUERIES)]
+PAIRS += [(QUERIES[2], PASSAGES[1]), (QUERIES[2], PASSAGES[6]), (QUERIES[2], PASSAGES[2])]
+CORPUS = [*PASSAGES[5:], QUERIES[4]]
+
+
+@pytest.fixture
+def vectors(monkeypatch):
+    """Puts fixed vectors, not of length 1, in place of a model's, and blocks of seven in place of thousands."""
+    rng = np.random.default_rng(0)
+    known = {text: rng.normal(size=6).astype(np.float32) for text in QUERIES + PASSAGES}
+
+    def embed(bert, texts, kind):
+        # a query is not the same as a passage
+        return np.stack([known[text] + (kind == "query") for text in texts])
+
+    monkeypatch.setattr(module, "sentence_embeddings", embed)
+    monkeypatch.setattr(module, "BLOCK", 7)
+
+    def cosine(query, passage):
+        one, other = known[query] + 1, known[passage]
+        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+    return cosine
+
+
+def score_by_number(query, passage):
+    """Returns another score of a pair than its cosine."""
+    if "passage" not in passage:
+        return -9.0
+    return 1.2 - abs(3 * int(query.split()[1]) - int(passage.split()[1]) - 3.5) ** 0.5 / 4
+
+
+def expected(score, count, limits, cosine, depth):
+    """Returns query, positive, negatives and scores by sorting all passages of each query."""
+    passages = list(dict.fromkeys(CORPUS + [positive for _, positive in PAIRS]))
+    rows = []
+    for query in dict.fromkeys(query for query, _ in PAIRS):
+        own = list(dict.fromkeys(positive for each, positive in PAIRS if each == query))
+        near = sorted((text for text in passages if text != query), key=lambda text: -cosine(query, text))
+        near = near[: depth + 4]  # the query with most pairs has four
+        weakest, kept = min(score(query, text) for text in own), []
+        for text in sorted(near, key=lambda text: -score(query, text)):
+            value = score(query, text)
+            wrong = text in own
+            wrong |= limits.absolute_margin is not None and value + limits.absolute_margin > weakest
+            wrong |= limits.relative_margin is not None and value > weakest - abs(weakest) * limits.relative_margin
+            wrong |= limits.max_score is not None and value > limits.max_score
+            wrong |= limits.min_score is not None and value < limits.min_score
+            kept += [] if wrong else [text]
+        kept = kept[limits.range_min : depth][:count]
+        rows += [(query, text, kept, [score(query, each) for each in (text, *kept)]) for text in own]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("count", "limits", "depth"),
+    [
+        (3, Limits(), 7),  # four pairs of a query and three negatives
+        (2, Limits(range_min=2), 8),
+        (3, Limits(range_min=1, range_max=5, max_score=0.4), 5),
+        (2, Limits(absolute_margin=0.1), 24),
+        (4, Limits(relative_margin=0.05), 44),
+        (3, Limits(min_score=0.2), 7),
+        (3, Limits(relative_margin=-0.5, min_score=-0.3, max_score=0.6), 34),
+    ],
+)
+@pytest.mark.parametrize("judged", [False, True])
+def test_negatives_are_those_of_a_sort(vectors, count, limits, depth, judged):
+    if judged:
+        depth = limits.range_max or limits.range_min + 4 + 10 * count
+    judge = (lambda pairs: [score_by_number(*pair) for pair in pairs]) if judged else None
+    score = score_by_number if judged else vectors
+    found = mine_negatives(None, PAIRS, CORPUS, count, limits, judge=judge)
+    wanted = expected(score, count, limits, vectors, depth)
+    assert [each[:3] for each in found] == [each[:3] for each in wanted]
+    for one, other in zip(found, wanted):
+        np.testing.assert_allclose(one.scores, other[3], atol=1e-6)
+    assert any(one.negatives for one in found) and len(found) == 9
+
+
+def test_random_ones_are_of_those_within_the_limits(vectors):
+    limits = Limits(range_min=2, range_max=12)
+    within = {each.query: each.negatives for each in mine_negatives(None, PAIRS, CORPUS, 10, limits)}
+    found = [mine_negatives(None, PAIRS, CORPUS, 4, limits, "random", seed) for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+    for each in found[0]:
+        places = [within[each.query].index(text) for text in each.negatives]
+        assert places == sorted(places) and len(places) == 4
+    assert {text for each in found[0] + found[2] for text in each.negatives} - {
+        text for texts in within.values() for text in texts[:4]
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_negatives": 0}, "num_negatives 0 is below 1"),
+        ({"limits": Limits(range_min=-1)}, "one is -1"),
+        ({"limits": Limits(range_min=4, range_max=6)}, "no room for num_negatives 3"),
+        ({"sampling": "best"}, "sampling 'best' is unknown; use top or random"),
+        ({"pairs": []}, "there is no pair"),
+    ],
+)
+def test_what_leaves_no_negatives_is_named(options, said):
+    assert said in message(mine_negatives, None, **({"pairs": PAIRS} | options))
+
+
+def test_a_judge_gives_numbers():
+    with pytest.raises(InputError, match="does not give a pair a number"):
+        judge_of(lambda pairs: ["entailment" for _ in pairs])([("a", "b")])
+
+
+def test_few_passages_give_fewer_negatives(vectors):
+    [mined] = mine_negatives(None, PAIRS[:1])
+    assert mined.negatives == [] and len(mined.scores) == 1
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_training_reads(tmp_path):
+    model = make_pretrained(tmp_path, drawn_params)
+    words = ["ban", "bes", "kut", "dar", "lin", "mot"]
+    rng = random.Random(0)
+    texts = sorted({" ".join(rng.sample(words, 3)) for _ in range(30)})
+    pairs = [{"query": text, "positive": f"{text} the"} for text in texts]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (tmp_path / "corpus.txt").write_text("the gen\n\nban the bes\n")
+    arguments = ["-m", "bert_jax", "mine_negatives", f"--checkpoint={model}", f"--pairs={tmp_path}/pairs.jsonl"]
+    output = tmp_path / "mined.jsonl"
+    done = run_python(
+        [*arguments, f"--corpus={tmp_path}/corpus.txt", f"--output={output}", "--num_negatives=2", "--max_score=0.999"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(pairs)} pairs have {2 * len(pairs)} negatives, 2.00 each" in done.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    wanted = mine_negatives(
+        load_pretrained(model),
+        [(pair["query"], pair["positive"]) for pair in pairs],
+        ["the gen", "ban the bes"],
+        num_negatives=2,
+        limits=Limits(max_score=0.999),
+    )
+    assert [(record["query"], record["negative"]) for record in records] == [(e.query, e.negatives) for e in wanted]
+    from bert_jax.settings.finetuning import TaskConfig
+    from bert_jax.tasks.embeddings.read import read_texts
+
+    read = read_texts(TaskConfig(name="embeddings"), str(output), "train")
+    assert [example.texts for example in read] == [(e.query, e.positive, *e.negatives) for e in wanted]
+    (tmp_path / "graded.jsonl").write_text('{"sentence1": "ban", "sentence2": "bes", "score": 1}\n')
+    done = run_python([*arguments[:4], f"--pairs={tmp_path}/graded.jsonl", "--output=-"])
+    assert done.returncode == 1 and "has graded pairs" in done.stderr and done.stderr.count("\n") == 1
