@@ -178,6 +178,8 @@ class TaskObjective(Objective):
     def losses_of(self, outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
         head, teacher = self.head, self.teacher
         weights = head.weights(batch)
+        if batch.teacher is not None and head.is_guided:
+            return head.guided_losses(outputs, batch.teacher, batch, weights)
         metrics = head.losses(outputs, batch, weights)
         if batch.teacher is not None and head.can_learn:
             apart = head.divergence(outputs, batch.teacher, batch, teacher.temperature)

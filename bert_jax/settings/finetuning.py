@@ -84,12 +84,14 @@ class EmbeddingConfig(Section):
     from_start: bool = True
     # columns of hard negatives, separated by commas; "" takes the usual names
     negative_columns: str = ""
-    # "infonce" (in-batch negatives), "triplet" (hard negatives alone), "cosent" or "cosine" (graded pairs); "" takes
-    # infonce, or cosent for graded pairs
-    loss: str = choice("", "infonce", "triplet", "cosent", "cosine")
-    # infonce, cosent: cosines are divided by it
+    # "infonce" (in-batch negatives), "gist" (the same, without what a teacher finds too near), "triplet" (hard
+    # negatives alone), "cosent" or "cosine" (graded pairs); "" takes infonce, or cosent for graded pairs
+    loss: str = choice("", "infonce", "gist", "triplet", "cosent", "cosine")
+    # infonce, gist, cosent: cosines are divided by it
     temperature: float = setting(0.05, least=1e-5, most=1e15)
     both_directions: bool = False  # infonce: anchors are found by their positives too
+    # gist: how far below the positive's cosine, by the teacher, a negative's has to be
+    guide_margin: float = setting(0.0, least=-2, most=2)
     # triplet: how much farther than the positive a negative is to be
     margin: float = setting(1.0, least=1e-15, most=1e15)
     # cosine: the score of texts that say the same; scores are divided by it
@@ -344,7 +346,21 @@ class FinetuneConfig(Section):
             self.data.pack == "on" and task.probe.features and task.probe.kind == "bilstm",
             "a BiLSTM would run from one example of a row into the next; set data.pack=off",
         )
-        has_negatives = task.name == "embeddings" and task.embedding.loss in ("", "infonce")
+        is_guided = task.name == "embeddings" and task.embedding.loss == "gist"
+        yield (
+            is_guided and not self.teacher.checkpoint,
+            "embedding.loss gist needs a teacher; give teacher.checkpoint, a model of vectors",
+        )
+        yield (
+            is_guided and self.teacher != TeacherConfig(checkpoint=self.teacher.checkpoint),
+            "teacher.weight and temperature are for what is learnt from a teacher, and gist only asks it; leave them "
+            "out",
+        )
+        yield (
+            is_guided and task.embedding.both_directions,
+            "embedding.both_directions is for infonce; leave it out with gist",
+        )
+        has_negatives = task.name == "embeddings" and task.embedding.loss in ("", "infonce", "gist")
         yield (
             has_negatives and self.data.batch_size == 1,
             "data.batch_size 1 has nothing that an anchor is told apart from; use more, such as 128",

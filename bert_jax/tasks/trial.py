@@ -118,8 +118,11 @@ def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: Finet
     _shape_of(task, model, params, batch, dropout_key=jax.random.key(0))
     outputs = _shape_of(task, model, params, batch)
     weights = _check_outputs(task, outputs, batch, "")
-    with naming(head, "losses"):
-        metrics = jax.eval_shape(head.losses, outputs, batch, weights)
+    with naming(head, "guided_losses" if head.is_guided else "losses"):
+        if head.is_guided:
+            metrics = jax.eval_shape(head.guided_losses, outputs, outputs, batch, weights)
+        else:
+            metrics = jax.eval_shape(head.losses, outputs, batch, weights)
     shapes = jax.tree.map(np.shape, metrics)
     if (
         not isinstance(metrics, dict)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embeddings on several real processes: the loss is over the batch of all of them, after a kill too."""
 
+import dataclasses
 import random
 import signal
 
@@ -84,6 +85,20 @@ def test_several_processes_train_on_the_batch_of_one(
         for workdir in (tmp_path / "run", alone)
     ]
     np.testing.assert_allclose(*vectors, atol=0.05)
+
+
+def test_a_guide_sees_the_batch_of_all_processes(repository, source, pretrained, tmp_path):
+    """As few steps as two epochs have; the teacher is the model from which training starts."""
+    more = (f"--config.teacher.checkpoint={pretrained}-vectors", "--config.task.embedding.loss=gist")
+    bert = bert_jax.load_pretrained(pretrained)
+    settings = {"task": "sentence_embedding", "task_settings": {"name": "embeddings", "max_seq_length": 16}}
+    bert_jax.save_pretrained(dataclasses.replace(bert, **settings), f"{pretrained}-vectors")
+    for count in (1, 2):
+        workdir = tmp_path / str(count)
+        finish(start(repository, arguments(source, pretrained, workdir, *more), count))
+    losses = [records(tmp_path / name, "train", "loss") for name in ("1", "2")]
+    assert losses[0][-1] < losses[0][0]
+    np.testing.assert_allclose(*losses, atol=2e-3)
 
 
 def run_killed_and_again(repository, workdir, command):

@@ -196,6 +196,73 @@ def test_losses_are_its_own(st):
     assert ours == pytest.approx({name: float(loss) for name, loss in expected.items()}, rel=1e-5)
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+def test_a_guide_leaves_out_the_same(st, small, margin):
+    import torch
+    from sentence_transformers.sentence_transformer import losses
+
+    from bert_jax.model.heads.embedding import gist
+
+    class Named(torch.nn.Module):  # a model whose features are vectors by its name
+        tokenizer, max_seq_length = small[1], 8
+
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def forward(self, features):
+            return {"sentence_embedding": features[self.name]}
+
+    rng = np.random.default_rng(0)
+    vectors, guide = rng.normal(size=(9, 3, 8)).astype(np.float32), rng.normal(size=(9, 3, 6)).astype(np.float32)
+    loss = losses.GISTEmbedLoss(Named("student"), Named("guide"), temperature=0.1, margin=margin)
+    columns = [{"student": vectors[:, place], "guide": guide[:, place]} for place in range(3)]
+    given = [{name: torch.from_numpy(array) for name, array in column.items()} for column in columns]
+    numbers = np.arange(27).reshape(9, 3)
+    texts = Texts(numbers, numbers, np.zeros(9, np.float32))
+    settings = EmbeddingConfig(loss="gist", temperature=0.1, guide_margin=margin)
+    total, weight = gist(settings, guide, vectors, texts, np.ones(9, np.float32))["loss"]
+    assert float(total / weight) == pytest.approx(float(loss(given, None)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, {}),
+        ({"range_min": 1, "range_max": 9, "max_score": 0.995}, {"range_min": 1, "range_max": 9, "max_score": 0.995}),
+        ({"relative_margin": 0.002, "min_score": 0.5}, {"relative_margin": 0.002, "min_score": 0.5}),
+        ({"absolute_margin": 0.001, "range_min": 2}, {"absolute_margin": 0.001, "range_min": 2}),
+    ],
+)
+def test_mined_negatives_are_its_own(st, small, tmp_path, options, limits):
+    datasets = pytest.importorskip("datasets")
+    from sentence_transformers.util import mine_hard_negatives
+
+    words = st.SentenceTransformer(str(small[0]), device="cpu")  # mean of the tokens
+    words.save(str(tmp_path))
+    rng = np.random.default_rng(0)
+    text = lambda count: " ".join(rng.choice(["ban", "bes", "kut", "dar", "lin", "mot", "gen"], count))  # noqa: E731
+    rows = [(text(3), text(7)) for _ in range(60)]
+    rows += [(rows[number][0], text(6)) for number in (3, 3, 8)]  # queries with several positives
+    columns = {"query": [query for query, _ in rows], "positive": [positive for _, positive in rows]}
+    corpus = [text(5) for _ in range(80)]
+    theirs = mine_hard_negatives(
+        datasets.Dataset.from_dict(columns),
+        words,
+        corpus=corpus,
+        num_negatives=2,
+        output_format="labeled-list",
+        verbose=False,
+        **options,
+    )
+    ours = bert_jax.mine_negatives(
+        bert_jax.load_pretrained(tmp_path), rows, corpus, num_negatives=2, limits=bert_jax.Limits(**limits)
+    )
+    found = {(mined.query, mined.positive): mined.negatives for mined in ours if mined.negatives}
+    wanted = {(row["query"], row["positive"][0]): row["positive"][1:] for row in theirs}
+    assert found == wanted and len(found) > 5
+
+
 def test_ranking_scores_are_its_own(st):
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 

@@ -143,6 +143,22 @@ def test_rules(config, expected):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize(
+    ("teacher", "settings", "expected"),
+    [
+        ({}, {}, "embedding.loss gist needs a teacher"),
+        ({"checkpoint": "x", "weight": 1.0}, {}, "teacher.weight and temperature are for what is learnt"),
+        ({"checkpoint": "x"}, {"both_directions": True}, "embedding.both_directions is for infonce"),
+        ({"checkpoint": "x"}, {}, ""),
+    ],
+)
+def test_a_guide_is_a_teacher_that_is_only_asked(teacher, settings, expected):
+    task = {"name": "embeddings", "embedding": {"loss": "gist", **settings}}
+    values = {"task": task, "data": {"path": "x"}, "init_checkpoint": "y", "teacher": teacher}
+    with pytest.raises(InputError, match=expected) if expected else contextlib.nullcontext():
+        from_dict(FinetuneConfig, values).validate()
+
+
 def test_the_highest_rate_of_dropout_keeps_something():
     with_dropout = Dropout(MOST_DROPOUT)
     kept = with_dropout.apply({}, np.ones((64, 4096), np.float32), False, rngs={"dropout": jax.random.key(0)})

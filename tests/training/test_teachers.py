@@ -308,6 +308,26 @@ def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, learner, tmp_p
     assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2)
 
 
+@pytest.mark.slow
+def test_a_guide_is_asked_on_any_mesh(pairs, learner, tmp_path):
+    """Gist, in microbatches on eight devices too, learns what it learns on one, and not what InfoNCE learns."""
+    guide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
+
+    def losses(name, devices=1, accumulate=1, **settings):
+        task = TaskConfig(name="embeddings", max_seq_length=16, embedding=EmbeddingConfig(**settings))
+        train = FinetuneTrainConfig(num_epochs=4.0, accumulate=accumulate)
+        config = dataclasses.replace(vectors_run(pairs, learner, train=train), task=task)
+        if settings:
+            config = dataclasses.replace(config, teacher=TeacherConfig(str(guide)))
+        if devices > 1:
+            config = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+        return first_and_last_loss(dataclasses.replace(config), tmp_path / name, devices)
+
+    first, last = losses("gist", loss="gist")
+    assert last < first and abs(first - losses("infonce")[0]) > 1e-2
+    assert losses("divided", 8, 2, loss="gist") == pytest.approx((first, last), rel=1e-2)
+
+
 def write_questions(directory, name):
     """Writes questions whose answer is the word in which their letter is, as spans and as choices of three words."""
     rng, examples = np.random.default_rng(0), []

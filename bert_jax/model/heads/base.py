@@ -41,6 +41,8 @@ class Head(abc.ABC):
     # Training:
     answers: int = 1  # in each label; the loss is a mean over them
     can_learn: bool = True  # whether a teacher's outputs can be learnt
+    # whether a teacher's outputs tell what counts in the loss, and are not learnt: see `guided_losses`
+    is_guided: bool = False
     # whether its loss needs the outputs of all rows at once: see `labels_of_batch`
     needs_whole_batch: bool = False
 
@@ -79,6 +81,12 @@ class Head(abc.ABC):
     ) -> jax.Array:
         """Returns how far outputs are from a teacher's, of the shape of `weights`."""
         return class_divergence(logits, teacher, batch, temperature)
+
+    def guided_losses(
+        self, logits: Any, teacher: Any, batch: Batch, weights: jax.Array
+    ) -> dict[str, Pair]:
+        """Returns what `losses` returns, given a teacher's outputs, if the head `is_guided`."""
+        raise NotImplementedError(f"{type(self).__name__}.guided_losses")
 
     def mean_of(self, outputs: Sequence[jax.Array]) -> jax.Array:
         """Returns the mean of the outputs of several teachers."""

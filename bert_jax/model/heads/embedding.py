@@ -56,6 +56,7 @@ class Embeddings(Head):
     def __init__(self, settings: EmbeddingConfig = _USUAL) -> None:
         self.settings = settings
         self.parts = ("projection",) if settings.projection_size else ()
+        self.is_guided = settings.loss == "gist"
 
     def as_set(self, config: TaskConfig) -> Head:
         """Returns the head that pools, projects and learns as the settings of a task say."""
@@ -99,11 +100,32 @@ class Embeddings(Head):
 
         Source of the latter: Kusupati et al. 2022, "Matryoshka Representation Learning".
         """
+        if self.is_guided:
+            raise InputError(
+                "embedding.loss gist needs a teacher's vectors; set teacher.checkpoint"
+            )
+        loss_of = partial(LOSSES[self.settings.loss or "infonce"], self.settings)
+        return self._of_sizes(loss_of, logits, batch, weights)
+
+    def guided_losses(
+        self, logits: jax.Array, teacher: jax.Array, batch: Batch, weights: jax.Array
+    ) -> dict[str, Pair]:
+        """Returns the same for `gist`, given a teacher's vectors, which may be of another size."""
+        loss_of = partial(gist, self.settings, vectors_of_examples(teacher, batch))
+        return self._of_sizes(loss_of, logits, batch, weights)
+
+    def _of_sizes(
+        self,
+        loss_of: Callable[[jax.Array, Texts, jax.Array], dict[str, Pair]],
+        logits: jax.Array,
+        batch: Batch,
+        weights: jax.Array,
+    ) -> dict[str, Pair]:
         examples = batch.labels.numbers.shape[:1]
         check_shapes("losses", logits=(logits, "BMK"), weights=(weights, examples))
-        settings, vectors = self.settings, vectors_of_examples(logits, batch)
-        loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (logits.shape[-1],)
-        results = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
+        vectors, sizes = vectors_of_examples(logits, batch), self.settings.sizes()
+        sizes = sizes or (logits.shape[-1],)
+        results = [loss_of(vectors[..., :size], batch.labels, weights) for size in sizes]
         total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
         return results[int(np.argmax(sizes))] | {"loss": (total, results[0]["loss"][1])}
 
@@ -292,18 +314,21 @@ def _find(
     places: jax.Array,
     numbers: jax.Array,
     belongs: jax.Array,
+    *of_queries: jax.Array,
 ) -> Any:
     """Returns a function's result for the scores of queries [E, K] with candidates [C, K], a pair for each model.
 
     `own` and `partners` are the numbers of the queries' texts and of their partners, [E], `places` the partners' places
     among the candidates; `numbers` and `belongs` those of the candidates' texts and partners, [C]; -1 stands for none.
+    The function takes `of_queries`, [E], too.
     """
     numbers, belongs, *candidates = (
         whole(array) for array in (numbers, belongs, *(pair[1] for pair in pairs))
     )
 
-    def find(own: jax.Array, partners: jax.Array, places: jax.Array, *queries: jax.Array) -> Any:
+    def find(own: jax.Array, partners: jax.Array, places: jax.Array, *rest: jax.Array) -> Any:
         own, partners = own[:, None], partners[:, None]
+        queries, of_queries = rest[: len(candidates)], rest[len(candidates) :]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
         is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
         products = (
@@ -313,11 +338,12 @@ def _find(
             *(dot / temperature for dot in products),
             is_partner,
             (numbers >= 0) & ~same & ~is_partner,
+            *of_queries,
         )
 
-    return _in_blocks(
-        find, len(numbers) * len(pairs), own, partners, places, *(pair[0] for pair in pairs)
-    )
+    queries = [pair[0] for pair in pairs]
+    width = len(numbers) * len(pairs)
+    return _in_blocks(find, width, own, partners, places, *queries, *of_queries)
 
 
 def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> Any:
@@ -336,6 +362,67 @@ def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> 
     pieces = [jnp.swapaxes(array.reshape(-1, count, *array.shape[1:]), 0, 1) for array in arrays]
     results = jax.lax.map(lambda piece: jax.checkpoint(function)(*piece), tuple(pieces))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1), results)
+
+
+def gist(
+    settings: EmbeddingConfig,
+    guide: jax.Array,
+    vectors: jax.Array,
+    texts: Texts,
+    weights: jax.Array,
+) -> dict[str, Pair]:
+    """Returns InfoNCE without the negatives that a teacher finds nearer than the positive, less a margin.
+
+    Other anchors are negatives of an anchor too, and other positives of its positive. `guide` [E, T, G] are the
+    teacher's vectors. Texts that equal the anchor or its positive are left out as in `info_nce`.
+    Source: Solatorio 2024, "GISTEmbed".
+    """
+    count, width = texts.numbers.shape
+    models = [normalized(vectors), normalized(guide)]
+    anchors, positives = texts.numbers[:, 0], texts.numbers[:, 1]
+    limit = (_cosines(guide)[:, 0] - settings.guide_margin) / settings.temperature
+
+    def nearest(
+        scores: jax.Array,
+        guides: jax.Array,
+        is_partner: jax.Array,
+        is_other: jax.Array,
+        limit: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        # a partner counts whatever the teacher says
+        partner = jnp.sum(jnp.where(is_partner, scores, 0), axis=-1)
+        others = jnp.where(is_other & (guides <= limit[:, None]), scores, MASKED_SCORE)
+        return partner, jax.nn.logsumexp(others, axis=-1), jnp.max(others, axis=-1)
+
+    def find(query: int, candidates: slice, places: jax.Array, belongs: jax.Array) -> Any:
+        pairs = [
+            (model[:, query], model[:, candidates].reshape(-1, model.shape[-1])) for model in models
+        ]
+        return _find(
+            nearest,
+            settings.temperature,
+            pairs,
+            anchors,
+            positives,
+            places,
+            texts.numbers[:, candidates].reshape(-1),
+            belongs,
+            limit,
+        )
+
+    nowhere = jnp.full(count, -1)
+    of_anchors = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)
+    partner, *with_passages = find(0, slice(1, None), jnp.arange(count) * (width - 1), of_anchors)
+    _, *with_anchors = find(0, slice(0, 1), nowhere, jnp.full(count, -2))
+    _, *of_positive = find(1, slice(1, 2), nowhere, anchors)
+    sums, best = zip(with_passages, with_anchors, of_positive)
+    both = jax.nn.logsumexp(jnp.stack([partner, *sums]), axis=0)
+    nearer = (partner > jnp.max(jnp.stack(best), axis=0)).astype(jnp.float32)
+    total = jnp.sum(weights)
+    return {
+        "loss": (jnp.sum((both - partner) * weights), total),
+        "accuracy": (jnp.sum(nearer * weights), total),
+    }
 
 
 def triplet(

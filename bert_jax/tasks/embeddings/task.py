@@ -78,14 +78,14 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
         if graded != (loss in ("cosent", "cosine")):
             kind = "graded pairs" if graded else "texts without scores"
-            fitting = "cosent or cosine" if graded else "infonce or triplet"
+            fitting = "cosent or cosine" if graded else "infonce, gist or triplet"
             raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
         if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
             raise InputError(
                 "embedding.loss triplet needs hard negatives, and no example has one; use infonce"
             )
         positives = {example.texts[1] for example in examples}
-        if loss == "infonce" and len(positives) < 2 < len(examples):
+        if loss in ("infonce", "gist") and len(positives) < 2 < len(examples):
             same = f"all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}"
             raise InputError(f"{examples[0].where}: {same}; check task.second_text_column")
         best = self.config.embedding.best_score

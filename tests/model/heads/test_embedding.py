@@ -60,6 +60,34 @@ def expected_info_nce(vectors, temperature):
     return sum(losses), sum(right)
 
 
+def expected_gist(vectors, guide, temperature, margin):
+    """Returns the sum of the losses of five anchors, told from passages, anchors and other positives."""
+    vectors, guide, total = unit(vectors).astype(np.float64), unit(guide).astype(np.float64), 0.0
+    for i in range(5):
+        own, limit = vectors[i, 0] @ vectors[i, 1] / temperature, guide[i, 0] @ guide[i, 1] - margin
+        others = [own]
+        for query, place in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 1)):
+            for j in range(5):
+                text, left = NUMBERS[j, place], NUMBERS[i, :2]
+                of_equal = place == 1 and NUMBERS[j, 0] == NUMBERS[i, 0]
+                if text >= 0 and text not in left and not of_equal and guide[i, query] @ guide[j, place] <= limit:
+                    others.append(vectors[i, query] @ vectors[j, place] / temperature)
+        total += np.log(np.exp(others).sum()) - own
+    return total
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_a_guide_leaves_out_what_it_finds_too_near(margin):
+    settings = EmbeddingConfig(loss="gist", temperature=0.2, guide_margin=margin)
+    guide = np.random.default_rng(1).normal(size=(6, 4, 5)).astype(np.float32)
+    found = jax.jit(lambda vectors: embedding.gist(settings, guide, vectors, TEXTS, WEIGHTS))(VECTORS)
+    loss, weight = found["loss"]
+    assert float(weight) == 5 and float(loss) == pytest.approx(expected_gist(VECTORS, guide, 0.2, margin), rel=1e-5)
+    # a margin beyond all cosines leaves nothing: the positive is alone
+    alone = embedding.gist(EmbeddingConfig(guide_margin=2.0), guide, VECTORS, TEXTS, WEIGHTS)
+    assert float(alone["loss"][0]) == 0 and float(alone["accuracy"][0]) == 5
+
+
 @pytest.mark.parametrize("most", [1 << 25, 18])
 def test_the_positive_is_found_among_the_texts_of_the_batch_that_are_other_texts(monkeypatch, most):
     monkeypatch.setattr(embedding, "_MOST_COSINES", most)
