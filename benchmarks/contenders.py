@@ -218,7 +218,8 @@ def _of_like_lengths(
     for first in range(0, len(order), size):
         numbers = order[first : first + size]
         length = padded_length(int(sizes.tokens[numbers].max()), model.max_positions, length_step())
-        layout = layout_alone(sizes, numbers, size, length)
+        widest = int(sizes.sequences.max(initial=1))
+        layout = layout_alone(numbers.tolist(), size, length, widest)
         batch = jax.device_get(batch_of_layout(rows, layout, task.head, mesh))
         _count(counts, batch)
         lengths.add(batch.token_ids.shape[1])

@@ -11,7 +11,18 @@ from bert_jax.batch import Batch, Row
 from bert_jax.batches.load import prefetch
 from bert_jax.batches.make import batch_of_layout, texts_apart
 from bert_jax.batches.order import plan_epoch, steps_per_epoch
-from bert_jax.batches.pack import Layout, Shape, Sizes, layout_alone, layout_packed, sizes_of
+from bert_jax.batches.pack import (
+    Layout,
+    Shape,
+    Sizes,
+    layout_alone,
+    layout_packed,
+    longest_of,
+    most_sequences,
+    rows_with,
+    sizes_apart,
+    sizes_of,
+)
 from bert_jax.batches.shapes import (
     choose_lengths,
     choose_shape,
@@ -34,6 +45,7 @@ class Batching:
     lengths: tuple[int, ...]  # that rows are padded to if not packed
     # of packed batches; None gives each row of the task a row of its own
     shape: Shape | None = None
+    widest: int = 1  # sequences of what is laid out by itself, at most
     texts: int = 0  # at most in a row, if each text is laid out by itself; 0 lays out whole rows
     num_parts: int = 0  # texts of a batch, on average, in that case
 
@@ -42,10 +54,9 @@ class Batching:
         if not self.texts:
             return sizes_of(rows)
         if self.shape is not None:
-            return sizes_of(texts_apart(rows))
-        return Sizes(
-            np.array([max(row.lengths) for row in rows], np.int64), np.ones(len(rows), np.int64)
-        )
+            return sizes_apart(rows)
+        longest = longest_of(rows)
+        return Sizes(longest, np.ones_like(longest))
 
     def layout(self, sizes: Sizes, numbers: np.ndarray) -> Layout:
         """Returns the batch that holds some of the rows of these sizes."""
@@ -53,7 +64,8 @@ class Batching:
             return layout_packed(sizes, numbers, self.shape)
         longest = sizes.tokens[numbers].max()
         length = next(length for length in self.lengths if length >= longest)
-        return layout_alone(sizes, numbers, self.batch_size * max(self.texts, 1), length)
+        num_rows = self.batch_size * max(self.texts, 1)
+        return layout_alone(numbers.tolist(), num_rows, length, self.widest)
 
     def flops(self, rows: Sequence[Row], model: ModelConfig) -> float:
         """Returns the FLOPs of the forward passes of an epoch, padding included; of packed batches from a sample."""
@@ -82,16 +94,23 @@ def choose_batching(
     need not share a row of a batch.
     """
     multiple, size = length_step(model.attention), data.batch_size
-    texts = max(len(row.lengths) for row in rows) if apart else 0
-    num_parts = -(-size * sum(len(row.lengths) for row in rows) // len(rows)) if apart else size
-    alone = Batching(size, data.seed, data.bucket, (), None, texts, num_parts)
+    most, parts = most_sequences(rows), sizes_apart(rows) if apart else sizes_of(rows)
+    num_parts = -(-size * len(parts.tokens) // len(rows)) if apart else size
+    alone = Batching(
+        batch_size=size,
+        seed=data.seed,
+        bucket=data.bucket,
+        lengths=(),
+        widest=1 if apart else most,
+        texts=most if apart else 0,
+        num_parts=num_parts,
+    )
     lengths = choose_lengths(alone.sizes(rows), size, data.bucket, multiple, num_steps)
     alone = dataclasses.replace(alone, lengths=lengths)
     if pack == "off":
         return alone
 
     def packed(group: int) -> Batching:
-        parts = sizes_of(texts_apart(rows) if apart else rows)
         return dataclasses.replace(
             alone, shape=choose_shape(parts, num_parts, model, multiple, group, num_steps)
         )
@@ -107,14 +126,7 @@ def train_batches(
 
     At each step, packed batches have the same rows of the task as unpacked batches without `bucket`.
     """
-    parts = texts_apart(rows) if batching.texts else rows
-    sizes, row_sizes = sizes_of(parts), dataclasses.replace(batching, shape=None).sizes(rows)
-    ends = (
-        np.cumsum([len(row.lengths) for row in rows])[:-1]
-        if batching.texts
-        else np.arange(1, len(rows))
-    )
-    parts_of = np.split(np.arange(len(parts)), ends)  # the parts of each row
+    lengths = dataclasses.replace(batching, shape=None).sizes(rows).tokens
     size, bucket = batching.batch_size, batching.bucket and batching.shape is None
     num_steps = steps_per_epoch(len(rows), size)
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
@@ -123,8 +135,12 @@ def train_batches(
         epoch, index = divmod(step, num_steps)
         if epoch not in plans:
             plans.clear()
-            plans[epoch] = plan_epoch(row_sizes.tokens, size, batching.seed, epoch, bucket)
-        numbers = np.concatenate([parts_of[number] for number in plans[epoch][index]])
-        return batch_of_layout(parts, batching.layout(sizes, numbers), head, mesh, size)
+            plans[epoch] = plan_epoch(lengths, size, batching.seed, epoch, bucket)
+        numbers = plans[epoch][index]
+        parts = rows_with(rows, numbers)
+        if batching.texts:
+            parts = texts_apart(parts, batching.texts, numbers.tolist())
+        layout = batching.layout(sizes_of(parts), np.arange(len(parts)))
+        return batch_of_layout(parts, layout, head, mesh, size)
 
     return prefetch(make, first_step)

@@ -128,13 +128,16 @@ def _rows_of_texts(
     return (texts_apart(rows) if head.needs_whole_batch else rows), cut
 
 
-def texts_apart(rows: Sequence[Row]) -> list[Row]:
+def texts_apart(
+    rows: Sequence[Row], most: int = 0, numbers: Iterable[int] | None = None
+) -> list[Row]:
     """Returns a row for each text, with a label as `Head.labels_of_batch` takes it; `example` is the row's number.
 
-    The label of a row is its score, and a number for each text.
+    The label of a row is its score, and a number for each text. `most` is the largest number of texts of an example, if
+    these are not all; their `numbers` are then among all.
     """
-    most, text_rows = max(len(row.lengths) for row in rows), []
-    for number, row in enumerate(rows):
+    most, text_rows = most or max(len(row.lengths) for row in rows), []
+    for number, row in zip(range(len(rows)) if numbers is None else numbers, rows):
         ends = np.cumsum(row.lengths)[:-1]
         parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
         for kind, (token_ids, type_ids, text) in enumerate(parts):

@@ -6,7 +6,8 @@ either one row of the task, padded to the longest in the batch, or several, one 
 Letters: `batch.py`.
 """
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,20 +44,67 @@ class Shape(NamedTuple):
     group: int  # B is a multiple of it: the devices that rows are divided over x microbatches
 
 
+class StoredRows(Sequence[Row]):
+    """Rows of a task that are read when a batch has them, and not before: there may be any number.
+
+    What is needed of all rows is their lengths. Batches are laid out by these alone.
+    """
+
+    lengths: np.ndarray  # [R, M] unsigned: the tokens of each sequence, 0 after the last
+    fingerprint: str  # a sha256 of inputs and labels
+
+    @abc.abstractmethod
+    def take(self, numbers: np.ndarray) -> list[Row]:
+        """Returns the rows with these numbers, in their order."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def rows_with(rows: Sequence[Row], numbers: np.ndarray) -> list[Row]:
+    """Returns the rows with these numbers, in their order."""
+    if isinstance(rows, StoredRows):
+        return rows.take(numbers)
+    return [rows[number] for number in numbers.tolist()]
+
+
 def sizes_of(rows: Sequence[Row]) -> Sizes:
     """Returns the sizes of rows."""
+    if isinstance(rows, StoredRows):
+        return Sizes(
+            rows.lengths.sum(axis=1, dtype=np.int32), np.count_nonzero(rows.lengths, axis=1)
+        )
     tokens = np.array([len(row.token_ids) for row in rows], np.int64)
     return Sizes(tokens, np.array([len(row.lengths) for row in rows], np.int64))
 
 
-def layout_alone(sizes: Sizes, numbers: np.ndarray, num_rows: int, length: int) -> Layout:
+def sizes_apart(rows: Sequence[Row]) -> Sizes:
+    """Returns the sizes of the sequences of all rows, each by itself."""
+    if isinstance(rows, StoredRows):
+        lengths = rows.lengths[rows.lengths > 0].astype(np.int32)
+    else:
+        lengths = np.array([length for row in rows for length in row.lengths], np.int64)
+    # a view of a single number: there may be many millions of sequences
+    return Sizes(lengths, np.broadcast_to(np.int64(1), lengths.shape))
+
+
+def longest_of(rows: Sequence[Row]) -> np.ndarray:
+    """Returns the tokens of the longest sequence of each row, [R]."""
+    if isinstance(rows, StoredRows):
+        return rows.lengths.max(axis=1).astype(np.int32)
+    return np.array([max(row.lengths) for row in rows], np.int64)
+
+
+def most_sequences(rows: Sequence[Row]) -> int:
+    """Returns the number of sequences of the row that has most."""
+    if isinstance(rows, StoredRows):
+        return rows.lengths.shape[1]
+    return max(len(row.lengths) for row in rows)
+
+
+def layout_alone(numbers: Iterable[int], num_rows: int, length: int, num_places: int) -> Layout:
     """Returns the batch that gives each of these rows of the task a row of its own."""
-    return Layout(
-        [[number] for number in numbers.tolist()],
-        num_rows,
-        length,
-        int(sizes.sequences.max(initial=1)),
-    )
+    return Layout([[number] for number in numbers], num_rows, length, num_places)
 
 
 def layout_packed(sizes: Sizes, numbers: np.ndarray, shape: Shape) -> Layout:
