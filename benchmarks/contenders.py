@@ -330,14 +330,16 @@ def make_classifier(length: int, name: str = "classification") -> Task:
     return task
 
 
-def read_rows(task: Task, path: str, tokenizer: Tokenizer, most: int) -> list[Row]:
+def read_rows(task: Task, path: str, tokenizer: Tokenizer, most: int) -> Sequence[Row]:
     """Returns the rows of the first lines of a file; what follows a tab is left out."""
     texts = [line.partition("\t")[0] for line in itertools.islice(read_lines(path), most)]
     examples = [task.parse(text, f"{path}:{number}") for number, text in enumerate(texts, 1)]
     return make_split(task, tokenizer, "input", examples).rows
 
 
-def task_rows(task: Task, data: str, tokenizer: Tokenizer, training: bool, most: int) -> list[Row]:
+def task_rows(
+    task: Task, data: str, tokenizer: Tokenizer, training: bool, most: int
+) -> Sequence[Row]:
     """Returns a random sample of the rows of a task's training or first evaluation split, if it has one."""
     examples = [] if training else task.read(data, task.splits["eval"][0])
     examples = examples or task.read(data, "train")
@@ -347,7 +349,7 @@ def task_rows(task: Task, data: str, tokenizer: Tokenizer, training: bool, most:
     ).rows
 
 
-def random_rows(count: int, length: int, vocab_size: int) -> list[Row]:
+def random_rows(count: int, length: int, vocab_size: int) -> Sequence[Row]:
     """Returns full rows of random tokens."""
     batch = random_batch(count, length, vocab_size, (CLS, SEP, MASK))
     return [

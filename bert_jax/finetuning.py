@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, RowShape
 from bert_jax.batches.examples import Batching, choose_batching, train_batches
-from bert_jax.batches.order import steps_per_epoch
 from bert_jax.batches.shapes import row_group
 from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import Pretrained, leave_pretrained
@@ -138,7 +137,7 @@ def finetune(
             run.reporter.publish()
             write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
             draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(made))
-            epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
+            epoch_steps = training.batching.num_steps(len(data.train.rows))
             for line in summarise(workdir, made, best_step, epoch_steps, constant):
                 run.reporter.message(line)
     return outcome
@@ -199,6 +198,7 @@ class Finetuning(Training):
         check_divisible(mesh, model, *batches)
         packing = _how_to_pack(config, task, workdir)
         batching = batching_of(inputs, row_group(mesh, train.microbatches), packing)
+        self.batching = batching
         objective = TaskObjective(model, task.head, task.num_outputs, config.teacher)
         self.abstract = abstract_state(objective, config.optimizer, train, mesh)
         params = self.abstract.params
@@ -246,7 +246,7 @@ class TaskStage(Stage):
         config, task = inputs.config, inputs.task
         self.inputs, self.batching, self.mesh, self.infer = inputs, batching, mesh, infer
         self.objective, self.optimizer, self.train = objective, config.optimizer, inputs.train
-        epoch_steps = steps_per_epoch(len(inputs.data.train.rows), batching.batch_size)
+        epoch_steps = batching.num_steps(len(inputs.data.train.rows))
         self.pace = pace_of(
             config,
             inputs.train.num_steps,

@@ -146,6 +146,8 @@ TESTS_ELSEWHERE = {
     "text.wordpiece": "text/test_tokenizer.py",
     "text.words": "text/test_tokenizer.py",
     "tools.mine_negatives": "inference/test_negatives.py",
+    "tools.prepare_pairs": "tasks/embeddings/test_prepare.py",
+    "tasks.embeddings.prepared": "tasks/embeddings/test_prepare.py",
     "tools.compare_runs": "end_to_end/test_finetune_commands.py",
     "tools.evaluate": "tools/test_scoring_commands.py",
     "tools.export": "end_to_end/test_finetune_commands.py",

@@ -10,11 +10,12 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, Row
 from bert_jax.batches.load import prefetch
 from bert_jax.batches.make import batch_of_layout, texts_apart
-from bert_jax.batches.order import plan_epoch, steps_per_epoch
+from bert_jax.batches.order import Mix, mix_by_weights, plan_epoch
 from bert_jax.batches.pack import (
     Layout,
     Shape,
     Sizes,
+    StoredRows,
     layout_alone,
     layout_packed,
     longest_of,
@@ -30,9 +31,12 @@ from bert_jax.batches.shapes import (
     padded_flops,
     sample_batches,
 )
+from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
+
+_MOST_BATCHES = 1 << 14  # whose FLOPs are counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,12 @@ class Batching:
     widest: int = 1  # sequences of what is laid out by itself, at most
     texts: int = 0  # at most in a row, if each text is laid out by itself; 0 lays out whole rows
     num_parts: int = 0  # texts of a batch, on average, in that case
+    mix: Mix | None = None  # how an epoch draws from several sources
+
+    def num_steps(self, num_rows: int) -> int:
+        """Returns the batches of an epoch of so many rows; the last may not be full."""
+        mix = self.mix or Mix((num_rows,), (num_rows,))
+        return mix.num_steps(self.batch_size)
 
     def sizes(self, rows: Sequence[Row]) -> Sizes:
         """Returns the sizes that batches lay out: of packed texts, of the longest text of each row, or of rows."""
@@ -71,11 +81,13 @@ class Batching:
         """Returns the FLOPs of the forward passes of an epoch, padding included; of packed batches from a sample."""
         sizes = self.sizes(rows)
         if self.shape is None:
+            # of so many that laying out all takes long, some: every n-th
             batches = plan_epoch(sizes.tokens, self.batch_size, 0, 0, self.bucket)
+            batches = batches[:: 1 + len(batches) // _MOST_BATCHES]
         else:
             batches = sample_batches(sizes, self.num_parts or self.batch_size)
         total = padded_flops(model, (self.layout(sizes, numbers) for numbers in batches))
-        return total if self.shape is None else total / sum(map(len, batches)) * len(sizes.tokens)
+        return total / sum(map(len, batches)) * len(sizes.tokens)
 
 
 def choose_batching(
@@ -104,6 +116,7 @@ def choose_batching(
         widest=1 if apart else most,
         texts=most if apart else 0,
         num_parts=num_parts,
+        mix=mix_of(rows, data),
     )
     lengths = choose_lengths(alone.sizes(rows), size, data.bucket, multiple, num_steps)
     alone = dataclasses.replace(alone, lengths=lengths)
@@ -119,6 +132,17 @@ def choose_batching(
     return packed(group) if fewer else alone
 
 
+def mix_of(rows: Sequence[Row], data: FinetuneDataConfig) -> Mix:
+    """Returns how an epoch draws rows. Raises: InputError if sources are to be kept apart, and there is one."""
+    stretches = rows.stretches if isinstance(rows, StoredRows) else (len(rows),)
+    if data.source_batches and len(stretches) == 1:
+        raise InputError(
+            "data.source_batches keeps the sources of prepared pairs apart, and these data have one; leave it out"
+        )
+    weights = rows.weights if isinstance(rows, StoredRows) else ()
+    return mix_by_weights(stretches, weights, data.source_batches)
+
+
 def train_batches(
     rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh
 ) -> Iterator[Batch]:
@@ -128,14 +152,14 @@ def train_batches(
     """
     lengths = dataclasses.replace(batching, shape=None).sizes(rows).tokens
     size, bucket = batching.batch_size, batching.bucket and batching.shape is None
-    num_steps = steps_per_epoch(len(rows), size)
+    num_steps = batching.num_steps(len(rows))
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
 
     def make(step: int) -> Batch:
         epoch, index = divmod(step, num_steps)
         if epoch not in plans:
             plans.clear()
-            plans[epoch] = plan_epoch(lengths, size, batching.seed, epoch, bucket)
+            plans[epoch] = plan_epoch(lengths, size, batching.seed, epoch, bucket, batching.mix)
         numbers = plans[epoch][index]
         parts = rows_with(rows, numbers)
         if batching.texts:

@@ -5,6 +5,8 @@ There is no state between batches, so a resumed run and any number of hosts see 
 be restored.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from bert_jax.data.order import shuffled
@@ -34,16 +36,83 @@ def train_rows(
     return rows, epochs.astype(np.int32)
 
 
+class Mix(NamedTuple):
+    """How an epoch draws from the sources of the data, whose rows follow one another."""
+
+    rows: tuple[int, ...]  # of each source
+    drawn: tuple[int, ...]  # rows that an epoch takes of each source
+    apart: bool = False  # whether each batch has rows of one source
+
+    def num_steps(self, batch_size: int) -> int:
+        """Returns the batches of an epoch; the last, with `apart` the last of each source, may not be full."""
+        drawn = self.drawn if self.apart else (sum(self.drawn),)
+        return sum(-(-count // batch_size) for count in drawn)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an epoch takes every row once, and mixes all."""
+        return self.drawn == self.rows and not (self.apart and len(self.rows) > 1)
+
+    def draw(self, seed: int, epoch: int) -> list[np.ndarray]:
+        """Returns the row numbers that an epoch takes of each source.
+
+        A source goes through a new permutation of its rows whenever all were taken, over the edges of epochs.
+        """
+        first, drawn = 0, []
+        for source, (num_rows, count) in enumerate(zip(self.rows, self.drawn)):
+            places = epoch * count + np.arange(count)
+            numbers = np.empty(count, np.int64)
+            for turn in np.unique(places // num_rows):
+                inside = places // num_rows == turn
+                key = seed, source, int(turn)
+                numbers[inside] = shuffled(places[inside] % num_rows, num_rows, *key)
+            drawn.append(first + numbers)
+            first += num_rows
+        return drawn
+
+
+def mix_by_weights(rows: tuple[int, ...], weights: tuple[float, ...], apart: bool = False) -> Mix:
+    """Returns the mix whose epoch has as many rows as there are, divided over the sources by weights.
+
+    Without weights each row is taken once.
+    """
+    if not weights:
+        return Mix(rows, rows, apart)
+    total, ends = sum(rows), np.cumsum(weights) / np.sum(weights)
+    # ends are rounded and not counts, so that the counts add up
+    places = np.rint(ends * total).astype(np.int64)
+    return Mix(rows, tuple(np.diff(places, prepend=0).tolist()), apart)
+
+
 def plan_epoch(
-    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True
+    lengths: np.ndarray,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    bucket: bool = True,
+    mix: Mix | None = None,
 ) -> list[np.ndarray]:
     """Returns the row numbers of each batch of an epoch. Every row occurs once; at most one batch is not full.
 
     With `bucket`, stretches of the shuffled data, several batches long, are sorted by length and cut into batches, so
     that a batch holds rows of similar lengths; the batches are then shuffled. Without it, batches are random.
+    A `mix` takes other rows than each once, or keeps sources apart.
     """
     rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(lengths))
+    if mix is None or mix.is_plain:
+        return _cut(rng.permutation(len(lengths)), lengths, batch_size, rng, bucket)
+    drawn = mix.draw(seed, epoch)
+    if not mix.apart:
+        order = rng.permutation(np.concatenate(drawn))
+        return _cut(order, lengths, batch_size, rng, bucket)
+    batches = [batch for order in drawn for batch in _cut(order, lengths, batch_size, rng, bucket)]
+    return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def _cut(
+    order: np.ndarray, lengths: np.ndarray, batch_size: int, rng: np.random.Generator, bucket: bool
+) -> list[np.ndarray]:
+    """Returns batches of rows in this order, or with `bucket` of like lengths."""
     if not bucket:
         return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     # A small data set is at least four stretches: sorted as a whole, its batches would be the same in every epoch.
@@ -56,8 +125,3 @@ def plan_epoch(
     )
     batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     return [batches[index] for index in rng.permutation(len(batches))]
-
-
-def steps_per_epoch(num_rows: int, batch_size: int) -> int:
-    """Returns the number of batches in an epoch; the last may not be full."""
-    return -(-num_rows // batch_size)

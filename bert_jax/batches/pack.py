@@ -51,6 +51,8 @@ class StoredRows(Sequence[Row]):
     """
 
     lengths: np.ndarray  # [R, M] unsigned: the tokens of each sequence, 0 after the last
+    stretches: tuple[int, ...]  # rows of each source; they follow one another
+    weights: tuple[float, ...] = ()  # of the sources; () takes each row once
     fingerprint: str  # a sha256 of inputs and labels
 
     @abc.abstractmethod

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Row
 from bert_jax.batches.order import plan_epoch
-from bert_jax.batches.pack import Layout, Shape, Sizes, best_fit
+from bert_jax.batches.pack import Layout, Shape, Sizes, best_fit, sizes_apart
 from bert_jax.devices.sharding import ROW_AXES
 from bert_jax.model.flops import forward_flops
 from bert_jax.settings.model import ModelConfig
@@ -85,8 +85,11 @@ def padded_flops(model: ModelConfig, layouts: Iterable[Layout]) -> float:
 
 def needed_flops(model: ModelConfig, rows: Sequence[Row]) -> float:
     """Returns the FLOPs of a forward pass over the tokens of the rows, without padding."""
-    lengths = np.array([length for row in rows for length in row.lengths], np.float64)
-    return forward_flops(model, float(lengths.sum()), float((lengths**2).sum()), 0, len(lengths))
+    # by how often each length occurs: there may be many millions of sequences
+    counts = np.bincount(sizes_apart(rows).tokens)
+    lengths = np.arange(len(counts))
+    tokens, squares = int(counts @ lengths), int(counts @ lengths**2)
+    return forward_flops(model, tokens, squares, 0, int(counts.sum()))
 
 
 def _flops(model: ModelConfig, num_rows: float, length: int, num_places: int) -> float:

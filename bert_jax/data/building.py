@@ -146,6 +146,7 @@ def remove_unfinished(path: Path) -> None:
         *path.glob("train-*.npy"),
         *path.glob("heldout-*.npy"),
         path / records.TOKEN_COUNTS,
+        path / records.LENGTHS,
     ):
         file.unlink(missing_ok=True)
     for folder in (records.TOKENIZER, WORK):

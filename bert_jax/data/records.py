@@ -26,7 +26,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
-TOKENIZER, TOKEN_COUNTS = "tokenizer", "token_counts.npy"
+PAIRS = "bert_jax pairs"  # the format of texts that belong together, of the same version
+TOKENIZER, TOKEN_COUNTS, LENGTHS = "tokenizer", "token_counts.npy", "lengths.npy"
 NO_LABEL = -1
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _REMEDY = "copy it again, or delete the directory and prepare the data set again"
@@ -128,6 +129,19 @@ def row_dtype(
     return np.dtype(fields)
 
 
+def pair_dtype(row_length: int, max_texts: int, vocab_size: int) -> np.dtype:
+    """Returns the record of an example of up to M texts that belong together, L tokens in all."""
+    ids = np.min_scalar_type(vocab_size - 1).newbyteorder("<")
+    return np.dtype(
+        [
+            ("token_ids", ids, (row_length,)),  # [CLS] A [SEP] [CLS] B [SEP] ..., then padding
+            ("lengths", "<u2", (max_texts,)),  # of each text, with [CLS] and [SEP]; 0 is no text
+            ("texts", "<u8", (max_texts,)),  # the same for equal texts; 0 is no text
+            ("score", "<f4"),  # of a graded pair
+        ]
+    )
+
+
 def pack_word_starts(word_starts: np.ndarray) -> np.ndarray:
     """Returns bool [R, L] as bits, uint8 [R, ceil(L / 8)], the first position in the highest bit."""
     return np.packbits(word_starts, axis=-1)
@@ -206,6 +220,7 @@ def finish_dataset(
     splits: dict[str, JsonObject],
     token_counts: np.ndarray,
     made_with: dict[str, str],
+    form: str = FORMAT,
     **figures: object,
 ) -> JsonObject:
     """Returns the manifest of a directory that has its shards, after writing the counts of tokens and the manifest.
@@ -218,12 +233,13 @@ def finish_dataset(
       splits: of "train" and "heldout": sequences, shards as `write_shard` describes them, and any figures.
       token_counts: int64 [V].
       made_with: versions.
+      form: the format of the records.
       figures: more to keep in the manifest.
     """
     counts_path = path / TOKEN_COUNTS
     writing.write_array(counts_path, token_counts)
     manifest = {
-        "format": FORMAT,
+        "format": form,
         "version": VERSION,
         "identity": identity,
         "row": row,
@@ -407,13 +423,15 @@ def open_rows(about: About, verify: bool = True) -> Dataset:
     return Dataset(about.path, about.manifest, rows["train"], rows["heldout"], about.token_counts)
 
 
-def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool = True) -> About:
-    """Returns a data set without its rows; see `open_dataset`."""
+def open_about(
+    source: Resolved, tokenizer_fingerprint: str = "", verify: bool = True, form: str = FORMAT
+) -> About:
+    """Returns a data set of a format without its rows; see `open_dataset`."""
     source.expect("data")
     path, url = source.place, ""
     if not isinstance(path, Path):
         path, url = Path(urls.local_copy(f"{path}/{MANIFEST}")).parent, str(path)
-    manifest = _read_manifest(path)
+    manifest = _read_manifest(path, form)
     made_by = manifest["tokenizer"]["fingerprint"]
     if tokenizer_fingerprint and tokenizer_fingerprint != made_by:
         made = f"{path} was made with tokenizer {made_by[:12]}, not {tokenizer_fingerprint[:12]}"
@@ -428,7 +446,11 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
         files.check_sums(path, [counts], _REMEDY)
     row = manifest["row"]
     vocab_size = manifest["tokenizer"]["vocab_size"]
-    dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
+    sizes = row["length"], row["max_sequences"], vocab_size
+    if form == PAIRS:
+        dtype = pair_dtype(*sizes)
+    else:
+        dtype = row_dtype(*sizes, predictions=row.get("predictions", 0))
     token_counts = _load(path / counts["name"])
     if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
         raise InputError(
@@ -437,13 +459,14 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
     return About(url, path, manifest, dtype, token_counts)
 
 
-def _read_manifest(path: Path) -> JsonObject:
+def _read_manifest(path: Path, form: str) -> JsonObject:
     """Returns the manifest of a directory. Raises: InputError if it is damaged or of another format."""
     manifest = files.read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else"
-        )
+    if not isinstance(manifest, dict) or manifest.get("format") != form:
+        other = str(manifest.get("format")) if isinstance(manifest, dict) else ""
+        uses = {FORMAT: "for pre-training", PAIRS: "for finetune:embeddings"}
+        fix = f"it is {uses[other]}" if other in uses else "it belongs to something else"
+        raise InputError(f"{path / MANIFEST} does not describe {form!r}; {fix}")
     if manifest.get("version") != VERSION:
         theirs = shown(manifest.get("version"))
         raise InputError(

@@ -235,6 +235,8 @@ class FinetuneDataConfig(Section):
     pack: str = choice("auto", "on", "off")
     # if batches are not packed: group examples of similar length, to save padding
     bucket: bool = True
+    # of prepared pairs with several sources: each batch has pairs of one, so that its negatives are of a kind
+    source_batches: bool = False
 
     def rules(self) -> Rules:
         yield (

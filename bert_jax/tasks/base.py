@@ -59,7 +59,7 @@ def without_zeros(counts: Mapping[str, int]) -> dict[str, int]:
 class Rows(NamedTuple):
     """The rows of a list of examples, in order, and counts of truncated and skipped examples."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
     counts: dict[str, int]  # such as {"truncated": 12, "skipped: no token": 1}; zeros are left out
 
     def num_cut(self) -> int:

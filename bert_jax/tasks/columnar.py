@@ -44,13 +44,11 @@ def is_parquet(place: str) -> bool:
     return place.lower().endswith(".parquet")
 
 
-def read_parquet(place: str) -> list[Record]:
-    """Returns the rows of Parquet files as plain values. Raises: InputError if a file cannot be read."""
-    return [
-        Record(row, f"{source}, row {number} (the first is 0)")
-        for source in files.expand_globs(place)
-        for number, row in enumerate(parquet.read_rows(urls.local_copy(source), source))
-    ]
+def read_parquet(place: str) -> Iterator[Record]:
+    """Yields the rows of Parquet files as plain values. Raises: InputError if a file cannot be read."""
+    for source in files.expand_globs(place):
+        for number, row in enumerate(parquet.read_rows(urls.local_copy(source), source)):
+            yield Record(row, f"{source}, row {number} (the first is 0)")
 
 
 def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, PyTree, Row
 from bert_jax.batches.infer import computed, inference_layouts
 from bert_jax.batches.make import batch_of_layout, unpadded_outputs
-from bert_jax.batches.pack import Layout, sizes_of
+from bert_jax.batches.pack import Layout, StoredRows, sizes_of
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
 from bert_jax.errors import TextError
 from bert_jax.model.losses import Pair, mean_metrics
@@ -30,7 +30,7 @@ class Split(NamedTuple):
 
     name: str
     examples: list[Example]
-    rows: list[Row]
+    rows: Sequence[Row]
     counts: dict[str, int]
 
 
@@ -217,7 +217,9 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> Metric
     For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
     Settings are tuned as in `evaluate`.
     """
-    labels = [row.label for row in train.rows if row.label is not None]
+    # those of rows that are stored are texts to compare, of which none is frequent
+    rows = [] if isinstance(train.rows, StoredRows) else train.rows
+    labels = [row.label for row in rows if row.label is not None]
     constant = task.head.constant(labels, task.num_outputs)
     metrics: Metrics = {}
     for split in splits:

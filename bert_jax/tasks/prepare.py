@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.batch import Row
-from bert_jax.batches.order import steps_per_epoch
+from bert_jax.batches.examples import mix_of
+from bert_jax.batches.pack import StoredRows
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
@@ -23,6 +24,7 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.catalog import USUAL, Own, make_task
+from bert_jax.tasks.embeddings.prepared import PreparedPairs
 from bert_jax.tasks.embeddings.read import are_alone
 from bert_jax.tasks.embeddings.task import EmbeddingTask, from_start
 from bert_jax.tasks.evaluation import Data, Split, make_split
@@ -128,7 +130,7 @@ def prepare(
         )
     source = config.data.source or config.data.path
     examples = task.read(source, task.splits["train"][0])
-    check_kind(task, "read", examples, (list, tuple), "a list of examples")
+    check_kind(task, "read", examples, (list, tuple, PreparedPairs), "a list of examples")
     if not examples:
         raise InputError(
             f"{source} has no training examples for task {config.task.name}; give data that has some"
@@ -161,14 +163,17 @@ def prepare(
             if found := task.read(source, name):
                 splits.append(make_split(task, start.tokenizer, name, found))
     for split in (train, *others["eval"], *others["test"]):
-        check_rows(start.config, split.rows, f"{split.name} of {source}")
+        # rows that are stored have the ids of the model's own tokenizer, and lengths of its settings
+        if not isinstance(split.rows, StoredRows):
+            check_rows(start.config, split.rows, f"{split.name} of {source}")
     return task, start, Data(train, others["eval"], others["test"])
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
     """Returns the training settings, with epochs converted to steps; a partial batch is a step."""
     num_steps = round(
-        steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs
+        mix_of(data.train.rows, config.data).num_steps(config.data.batch_size)
+        * config.train.num_epochs
     )
     train = config.train
     return TrainConfig(
@@ -185,7 +190,11 @@ def compared(start: Pretrained, data: Data) -> dict[str, object]:
     return {
         "parameters of init_checkpoint": params_digest(start.params),
         "rows": {split.name: fingerprint(split.rows) for split in splits},
-        "examples": {split.name: _content(split.examples) for split in splits},
+        "examples": {
+            split.name: _content(split.examples)
+            for split in splits
+            if not isinstance(split.examples, PreparedPairs)
+        },
     }
 
 
@@ -203,6 +212,8 @@ def _content(examples: Sequence[Example]) -> str:
 
 def fingerprint(rows: Sequence[Row]) -> str:
     """Returns a sha256 over the inputs and labels of the rows."""
+    if isinstance(rows, StoredRows):
+        return rows.fingerprint
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.token_ids.tobytes() + row.type_ids.tobytes())

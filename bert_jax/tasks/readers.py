@@ -15,14 +15,15 @@ import contextlib
 import csv
 import glob
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bert_jax.data.sources import tfds_text
-from bert_jax.data.sources.formats import check_encoding, check_line_ends
-from bert_jax.errors import InputError, not_utf8
+from bert_jax.data.sources.formats import check_encoding, check_line_ends, read_line
+from bert_jax.errors import InputError, not_utf8, reading
 from bert_jax.storage import files, urls
 from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
 from bert_jax.tasks.json_values import parse_json
@@ -232,7 +233,7 @@ def read_table(
     if is_tfds(place):
         records = list(read_tfds(place))
     elif is_parquet(place):
-        records = read_parquet(place)
+        records = list(read_parquet(place))
     elif plain_name(place).endswith(_JSON_LINES):
         records = read_json_lines(place)
     elif plain_name(place).endswith(".json"):
@@ -242,11 +243,36 @@ def read_table(
         return _rows_table(
             place, _csv_rows(place) if is_csv else _tsv_rows(place), columns, lenient
         )
-    return Table(
-        place=place,
-        columns=tuple(dict.fromkeys(name for each in records for name in each)),
-        records=records,
-    )
+    return _table_of(place, records)
+
+
+def read_tables(place: str, most: int) -> Iterator[Table]:
+    """Yields the records of a file in any format as tables of at most `most`, one of which is in memory.
+
+    A JSON file, which is one value, and a TFDS data set are read at once. Raises: InputError as `read_table`.
+    """
+    if is_parquet(place):
+        records = read_parquet(place)
+    elif plain_name(place).endswith(_JSON_LINES):
+        records = (to_record(parse_json(line, where), where) for where, line in _open_lines(place))
+    elif is_records(place):
+        yield read_table(place)
+        return
+    else:
+        is_csv = plain_name(place).endswith(".csv")
+        lines = _open_lines(place)
+        rows = _csv_rows(place) if is_csv else ((where, line.split("\t")) for where, line in lines)
+        columns, records = _rows_records(place, rows, ())
+        while part := list(itertools.islice(records, most)):
+            yield Table(place=place, columns=columns, records=part)
+        return
+    while part := list(itertools.islice(records, most)):
+        yield _table_of(place, part)
+
+
+def _table_of(place: str, records: list[Record]) -> Table:
+    columns = tuple(dict.fromkeys(name for each in records for name in each))
+    return Table(place=place, columns=columns, records=records)
 
 
 def is_records(place: str) -> bool:
@@ -292,6 +318,26 @@ def numbered_lines(place: str) -> list[tuple[str, str]]:
     """Returns where each line of a file that is not blank stands, and the line."""
     lines = enumerate(read_lines(place), 1)
     return [(f"{place}:{number}", line) for number, line in lines if line.strip()]
+
+
+def _open_lines(place: str) -> Iterator[tuple[str, str]]:
+    """Yields what `numbered_lines` returns, a line at a time, of a file whose lines end as usual."""
+    path = urls.local_copy(place)
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise InputError(f"{place} is not a file; check the path")
+    with reading(place), files.open_binary(path) as stream:
+        for number, line in enumerate(iter(lambda: read_line(stream, lambda: place), b""), 1):
+            if number == 1:
+                check_encoding(line, place)
+                if not line.endswith(b"\n"):
+                    check_line_ends(line, place)
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise not_utf8(error, f"{place}:{number}") from None
+            text = text.removesuffix("\n").removesuffix("\r")
+            if text.strip():
+                yield f"{place}:{number}", text
 
 
 def read_json_lines(place: str) -> list[Record]:
@@ -393,6 +439,22 @@ def _rows_table(
     lenient: bool,
     more: bool = False,
 ) -> Table:
+    skipped: list[str] = []
+    columns, records = _rows_records(path, rows, columns, skipped if lenient else None, more)
+    return Table(place=path, columns=columns, records=list(records), skipped=len(skipped))
+
+
+def _rows_records(
+    path: str,
+    rows: Lines,
+    columns: Sequence[str],
+    skipped: list[str] | None = None,
+    more: bool = False,
+) -> tuple[tuple[str, ...], Iterator[Record]]:
+    """Returns the columns of a table, and its records as they are read.
+
+    With `skipped` rows with too few columns are added to it, by where they stand, and not refused.
+    """
     columns = tuple(columns)
     if not columns:
         columns = tuple(name.strip() for name in next(rows, ("", []))[1])
@@ -402,20 +464,19 @@ def _rows_table(
         raise InputError(
             f"{path}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column"
         )
-    records, skipped = [], 0
-    for where, row in rows:
-        if len(row) < len(columns) and lenient:
-            skipped += 1
-        elif len(row) == len(columns) or (len(row) > len(columns) and (more or lenient)):
-            records.append(Record(zip(columns, row), where))
-        else:
-            wanted = f"the {len(columns)} of {', '.join(columns)!r:.60}"
-            raise InputError(
-                f"{where} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes"
-            )
-    return Table(
-        place=path,
-        columns=columns,
-        records=records,
-        skipped=skipped,
-    )
+
+    def records() -> Iterator[Record]:
+        for where, row in rows:
+            if len(row) < len(columns) and skipped is not None:
+                skipped.append(where)
+            elif len(row) == len(columns) or (
+                len(row) > len(columns) and (more or skipped is not None)
+            ):
+                yield Record(zip(columns, row), where)
+            else:
+                wanted = f"the {len(columns)} of {', '.join(columns)!r:.60}"
+                raise InputError(
+                    f"{where} has {len(row)} columns, not {wanted}; correct tabs, commas, quotes"
+                )
+
+    return columns, records()

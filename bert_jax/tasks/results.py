@@ -9,6 +9,7 @@ import numpy as np
 
 from bert_jax.batch import Row
 from bert_jax.batches.examples import Batching
+from bert_jax.batches.pack import sizes_of
 from bert_jax.batches.shapes import needed_flops
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
@@ -52,7 +53,7 @@ def describe_task(
     ]
     others = [*data.evaluation, *data.test]
     for split in (data.train, *others):
-        lengths = [len(row.token_ids) for row in split.rows] or [0]
+        lengths = sizes_of(split.rows).tokens if len(split.rows) else [0]
         columns = ", ".join(getattr(split.examples, "columns", ()))
         of = f" of columns {columns}" if columns else ""
         counts = f"; {listed(split.counts)}" if split.counts else ""

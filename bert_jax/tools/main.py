@@ -13,6 +13,7 @@ COMMANDS = {
     "Prepare text": {
         "build_vocab": "learn a vocabulary from text",
         "prepare_corpus": "convert text to a data set for pre-training",
+        "prepare_pairs": "convert pairs of texts to a data set to train on",
         "prepare_beam": "the same on many machines, with Apache Beam",
         "import_tfrecords": "make a data set from Google's TFRecords",
     },

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.batch import Row
 from bert_jax.batches.examples import Batching
-from bert_jax.batches.order import plan_epoch, steps_per_epoch
+from bert_jax.batches.order import Mix, plan_epoch
 from bert_jax.batches.pack import Sizes, best_fit, layout_packed
 from bert_jax.batches.shapes import (
     choose_lengths,
@@ -40,7 +40,7 @@ def check_bins(bins, of, length, num_places):
 @pytest.mark.parametrize("bucket", [True, False])
 def test_every_row_is_in_one_batch_of_an_epoch(bucket):
     batches = plan_epoch(LENGTHS, 32, seed=0, epoch=0, bucket=bucket)
-    assert len(batches) == steps_per_epoch(1003, 32) == 32
+    assert len(batches) == Mix((1003,), (1003,)).num_steps(32) == 32
     assert sorted(map(len, batches)) == [1003 % 32] + [32] * 31
     assert sorted(np.concatenate(batches)) == list(range(1003))
 

@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 from builders import make_pretrained
+from commands import run_python
 from processes import finish, start, wait_for_lines
 
 import bert_jax
@@ -114,6 +115,39 @@ def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretraine
     command = arguments(source, pretrained, tmp_path / "run", "--config.train.accumulate=2")
     run_killed_and_again(repository, tmp_path / "run", command)
     assert_same_run(tmp_path / "run", alone)
+
+
+@pytest.fixture(scope="module")
+def prepared(source, pretrained):
+    """The pairs of the table, prepared in two parts by the command."""
+    lines = (source / "train.tsv").read_text().splitlines(keepends=True)
+    parts = [source / f"part{number}.tsv" for number in range(2)]
+    for part, own in zip(parts, (lines[1:20], lines[20:])):
+        part.write_text("".join(lines[:1] + own))
+    inputs, pairs = ",".join(map(str, parts)), source.parent / "prepared"
+    command = ["-m", "bert_jax", "prepare_pairs", f"--input={inputs}", f"--tokenizer={pretrained}/tokenizer"]
+    done = run_python([*command, f"--output={pairs}", "--max_seq_length=16", "--workers=1"])
+    assert done.returncode == 0 and "  part1: 33" in done.stderr, done.stderr
+    return f"{pairs},{source}/dev.tsv"
+
+
+def test_prepared_pairs_train_as_their_table(repository, prepared, pretrained, alone, tmp_path):
+    """One process has the same bits; two, also if they are killed, what two have of a table."""
+    finish(start(repository, arguments(prepared, pretrained, tmp_path / "one"), 1))
+    for name in ("loss", "accuracy", "grad_norm"):
+        assert records(tmp_path / "one", "train", name) == records(alone, "train", name)
+    command = arguments(prepared, pretrained, tmp_path / "two", "--config.train.accumulate=2")
+    run_killed_and_again(repository, tmp_path / "two", command)
+    assert_same_run(tmp_path / "two", alone)
+
+
+def test_sources_apart_are_the_same_in_four_processes(repository, prepared, pretrained, tmp_path):
+    more = "--config.data.source_batches=True", "--config.data.batch_size=8"
+    for count in (1, 4):
+        finish(start(repository, arguments(prepared, pretrained, tmp_path / str(count), *more), count))
+    losses = [records(tmp_path / name, "train", "loss") for name in ("1", "4")]
+    assert len(losses[0]) == 3 * (3 + 5)  # 19 and 33 pairs
+    np.testing.assert_allclose(*losses, atol=2e-3)
 
 
 def test_a_teacher_in_two_processes_that_were_killed(repository, source, pretrained, alone, tmp_path):

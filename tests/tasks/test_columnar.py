@@ -170,7 +170,7 @@ def test_questions_of_the_same_id_cannot_be_scored(tmp_path):
 def test_what_is_no_parquet_is_named(tmp_path):
     (tmp_path / "train.parquet").write_text("a,b")
     with pytest.raises(InputError, match="not with PAR1"):
-        read_parquet(str(tmp_path / "train.parquet"))
+        list(read_parquet(str(tmp_path / "train.parquet")))
     with pytest.raises(InputError, match="matches no file"):
         read_table(f"{tmp_path}/other-*.parquet")
 

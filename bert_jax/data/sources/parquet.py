@@ -86,25 +86,23 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
                     row += 1
 
 
-def read_rows(path: str, source: str) -> list[dict[str, Any]]:
-    """Returns the rows of a file as dicts of plain values.
+def read_rows(path: str, source: str) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file as dicts of plain values, a few of which are in memory.
 
     Raises: InputError if it is damaged or not Parquet, or if it holds far more than text does.
     """
     is_parquet(path, source)
-    rows: list[dict[str, Any]] = []
     held, most = 0, _most_bytes(path, _LEAST_ROWS)
     with _opened(path, source, "") as file:
         _check_chunks(file, path, source)
+        has_decimals = any("decimal" in str(kind) for kind in file.schema_arrow.types)
         for batch in file.iter_batches(_rows_at_once(file), use_threads=False):
             read = batch.to_pylist()
             # Counted while they are read: a small file may repeat a long text in every row.
             held += _cost(read)
             if held > most:
                 raise _too_much(source, most)
-            rows += read
-        has_decimals = any("decimal" in str(kind) for kind in file.schema_arrow.types)
-    return [_without_decimals(row) for row in rows] if has_decimals else rows
+            yield from (_without_decimals(row) for row in read) if has_decimals else read
 
 
 def _cost(value: Any) -> int:

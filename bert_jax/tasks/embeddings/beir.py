@@ -68,6 +68,7 @@ class TextsExamples(readers.Examples):
     """Examples, and of training data the metric that fits the dev set."""
 
     metric = ""
+    is_nli = False  # whether several rows of a table became one example
 
 
 def beir_place(source: str, split: str) -> str:

@@ -15,7 +15,7 @@ Names are the usual ones, or the settings `text_column`, `second_text_column`, `
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -30,12 +30,14 @@ from bert_jax.tasks.embeddings.beir import (
     beir_place,
     read_beir,
 )
+from bert_jax.tasks.embeddings.prepared import PreparedPairs, is_prepared, open_pairs
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.records import (
     Record,
     find_column,
     find_columns,
     id_of,
+    listed_columns,
     named_class,
     no_column,
 )
@@ -63,14 +65,39 @@ _UNAGREED = ("-", None)  # hidden, or people did not agree
 NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
 
 
-def is_graded(examples: Sequence[TextsExample]) -> bool:
+def is_graded(examples: Sequence[TextsExample] | PreparedPairs) -> bool:
     """Returns whether these are graded pairs."""
+    if isinstance(examples, PreparedPairs):
+        return examples.is_graded
     return any(example.score is not None for example in examples)
 
 
-def are_alone(examples: Sequence[TextsExample]) -> bool:
+def are_alone(examples: Sequence[TextsExample] | PreparedPairs) -> bool:
     """Returns whether each text is its own positive, as in SimCSE."""
+    if isinstance(examples, PreparedPairs):
+        return examples.are_alone
     return all(example.texts[:1] == example.texts[1:] for example in examples)
+
+
+def read_prepared(
+    config: TaskConfig, source: str, split: str
+) -> PreparedPairs | TextsExamples | None:
+    """Returns the prepared pairs of a split, [] for a split that they have not; None if the source is no such data.
+
+    Raises: InputError as `open_pairs`, or if another split than "train" is prepared.
+    """
+    place = "" if is_squad(source) else readers.part_of(source, split)
+    if not is_prepared(place):
+        return None
+    if split != "train":
+        if place != source:
+            raise InputError(f"{place} is prepared to train on; give a table as {split}")
+        return TextsExamples()
+    pairs = open_pairs(place, config)
+    # The best is chosen on dev, which may be graded where training data are not.
+    if place != source and (dev := _read(config, source, "dev")):
+        pairs.metric = "spearman" if is_graded(dev) else "ndcg@10"
+    return pairs
 
 
 def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
@@ -87,7 +114,7 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if split == "dev" and are_alone(examples):
         raise InputError(f"{where}: single texts score no vectors; give a dev set of pairs")
     if split == "train":
-        if not _is_squad(source) and not beir_place(source, "dev"):
+        if not is_squad(source) and not beir_place(source, "dev"):
             # The best is chosen on dev, which may be graded where training data are not.
             graded = is_graded(_read(config, source, "dev") or examples)
         examples.metric = "spearman" if graded else "ndcg@10"
@@ -100,7 +127,7 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
 
 
 def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
-    if _is_squad(source):
+    if is_squad(source):
         return _of_pairs(read_squad(source, split), source)
     if directory := beir_place(source, split):
         found = read_beir(directory, split)
@@ -108,16 +135,52 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     path = readers.find_split_file(source, split)
     if not path:
         return TextsExamples()
-    if readers.plain_name(path).endswith(".txt") and not config.text_column:
-        if not find_columns(_COLUMNS, map(str.strip, readers.first_row(path))):
-            return _of_lines(path)
+    if _is_text(config, path):
+        return _of_lines(path)
     table = readers.read_table(path)
     if "paragraphs" in table.columns:
         return _of_pairs(read_squad_file(path), path)
     return _of_table(config, table.filled())
 
 
-def _is_squad(source: str) -> bool:
+def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamples]:
+    """Yields the examples to train on of a place: of a table of lines or of Parquet at most `most` of its rows at once.
+
+    Raises: InputError with file and line; also if a part of a table has other columns than the first.
+    """
+    if is_squad(place) or beir_place(place, "train") or _is_text(config, place):
+        yield _read(config, place, "train")
+        return
+    first: tuple[Sequence[str], Sequence[str], str] | None = None
+    for table in readers.read_tables(place, most):
+        if "paragraphs" in table.columns:
+            yield _of_pairs(read_squad_file(place), place)
+            return
+        columns = _columns(config, table.columns, place)
+        if first is None:
+            first = columns
+        if columns != first:
+            before, now = (listed_columns([*own[0], *own[1]]) for own in (first, columns))
+            raise InputError(
+                f"{table.records[0].where}: from here on the columns are {now}, and before it {before}; write all in "
+                "every row, or name those of negatives"
+            )
+        examples = _of_table(config, table)
+        if examples.is_nli:
+            raise InputError(
+                f"{place} has the hypotheses of a premise in several rows; train from the table itself, or write pairs"
+            )
+        yield examples
+
+
+def _is_text(config: TaskConfig, path: str) -> bool:
+    """Returns whether a file has a text a line, and no columns."""
+    if not readers.plain_name(path).endswith(".txt") or config.text_column:
+        return False
+    return not find_columns(_COLUMNS, map(str.strip, readers.first_row(path)))
+
+
+def is_squad(source: str) -> bool:
     """Returns whether a source is of SQuAD, as only its articles have ranges."""
     return source.startswith("tfds:squad") or bool(re.search(r"\[-?\d*:-?\d*\]", source))
 
@@ -187,7 +250,9 @@ def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
             given.append(labels[position])
     if is_nli:
         pairs, counts = _of_nli(examples, given)
-        return _without_empty(pairs, columns, counts)
+        found = _without_empty(pairs, columns, counts)
+        found.is_nli = True
+        return found
     counts = {}
     rest = [name for name in table.columns if name not in columns]
     if not label and (unused := find_column((*_SCORES, *CLASS_COLUMNS), rest)):

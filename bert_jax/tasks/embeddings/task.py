@@ -17,7 +17,8 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Rows, Task, choose_metric, single_row, without_zeros
-from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_texts
+from bert_jax.tasks.embeddings.prepared import PreparedPairs
+from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_prepared, read_texts
 from bert_jax.tasks.embeddings.search import in_blocks, nearest
 from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions
 from bert_jax.text.fitting import join_texts
@@ -52,8 +53,10 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         check_length(self.config)
         self.metric = choose_metric(config, METRICS)
 
-    def read(self, source, split):
-        return read_texts(self.config, source, split)
+    def read(self, source, split) -> Any:
+        """Returns the examples of a split; to train on also prepared pairs, which are not in memory."""
+        prepared = read_prepared(self.config, source, split)
+        return read_texts(self.config, source, split) if prepared is None else prepared
 
     def parse(self, value, where):
         """Returns the example of a text, which is a query, or of {"query": ...} or {"passage": ...}."""
@@ -75,31 +78,40 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
     def settle(self, examples):
         """Returns the settings with the loss and the metric for the data. Raises: InputError if they do not fit."""
         graded = is_graded(examples)
+        if isinstance(examples, PreparedPairs):
+            has_negatives, same = examples.has_negatives, ""  # which `prepare` has refused
+            largest = [(examples.place, examples.largest_score)]
+        else:
+            has_negatives = any(len(example.texts) > 2 for example in examples)
+            largest = ((example.where, abs(example.score or 0)) for example in examples)
+            texts = examples[0].texts
+            is_same = len({example.texts[1] for example in examples}) < 2 < len(examples)
+            same = f"{examples[0].where}: all {len(examples)} examples have the positive {texts[1]!r:.60}"
+            same = same if is_same else ""
         loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
         if graded != (loss in ("cosent", "cosine")):
             kind = "graded pairs" if graded else "texts without scores"
             fitting = "cosent or cosine" if graded else "infonce, gist or triplet"
             raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
-        if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
+        if loss == "triplet" and not has_negatives:
             raise InputError(
                 "embedding.loss triplet needs hard negatives, and no example has one; use infonce"
             )
-        positives = {example.texts[1] for example in examples}
-        if loss in ("infonce", "gist") and len(positives) < 2 < len(examples):
-            same = f"all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}"
-            raise InputError(f"{examples[0].where}: {same}; check task.second_text_column")
+        if loss in ("infonce", "gist") and same:
+            raise InputError(f"{same}; check task.second_text_column")
         best = self.config.embedding.best_score
-        for example in examples if loss == "cosine" else ():
-            if abs(example.score or 0) > best:
-                raise InputError(
-                    f"{example.where}: score {example.score:g} is above embedding.best_score {best:g}"
-                )
+        for where, score in largest if loss == "cosine" else ():
+            if score > best:
+                raise InputError(f"{where}: score {score:g} is above embedding.best_score {best:g}")
         metric = self.config.metric or getattr(examples, "metric", "")
         embedding = dataclasses.replace(self.config.embedding, loss=loss)
         return dataclasses.replace(self.config, metric=metric, embedding=embedding)
 
     def make_rows(self, examples, tokenizer, training):
         """Returns a row with a label for each example in training, or else a row for each distinct text."""
+        if isinstance(examples, PreparedPairs):
+            examples.check(tokenizer)
+            return Rows(examples.rows, {})
         uses: dict[tuple[bool, str], list[tuple[int, int]]] = {}  # example and place of each text
         for number, example in enumerate(examples):
             for index, text in enumerate(example.texts):

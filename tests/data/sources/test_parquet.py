@@ -233,12 +233,12 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatc
     path = str(tmp_path / "x.parquet")
     pq.write_table(pa.table(columns), path, compression="zstd", **options)
     number = len(columns["text"])
-    assert len(parquet.read_rows(path, path)) == len(list(corpus.iterate_documents(path))) == number
+    assert len(list(parquet.read_rows(path, path))) == len(list(corpus.iterate_documents(path))) == number
     monkeypatch.setattr(os.path, "getsize", lambda path: 1)
     monkeypatch.setattr(parquet, "_LEAST_CHUNK", 1 << 18)
     monkeypatch.setattr(parquet, "_LEAST_ROWS", 1 << 20)
     with pytest.raises(InputError, match=r"x\.parquet holds more than"):
-        parquet.read_rows(path, path)
+        list(parquet.read_rows(path, path))
     if is_corpus:
         with pytest.raises(InputError, match="far more than"):
             list(corpus.iterate_documents(path))

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs that were prepared: read from disk when a batch has them, so that they need not fit in memory.
+
+`prepare` makes them. They are the same rows, in the same order, as those of the tables that they were made of.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from bert_jax.batch import Row
+from bert_jax.batches.pack import StoredRows
+from bert_jax.data import records
+from bert_jax.data.blocks import RowSource
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage import files, schema, urls
+from bert_jax.storage.files import JsonObject
+from bert_jax.storage.resolve import MANIFEST, resolve
+from bert_jax.storage.schema import Count, FileName, Meta, Sha256
+from bert_jax.text.tokenizer import Tokenizer
+
+# Of the settings of a task, what prepared pairs were made with, and a run must have too.
+MADE_WITH = ("max_seq_length", "query_prompt", "passage_prompt")
+
+
+class Source(NamedTuple):
+    """Pairs of one origin: a stretch of the rows."""
+
+    name: str
+    rows: int
+    weight: float  # 0: as many as there are
+
+
+class _Source(TypedDict):
+    name: str
+    rows: Annotated[int, Meta(ge=1)]
+    weight: Annotated[float, Meta(ge=0)]
+
+
+class _File(TypedDict):
+    name: FileName
+    bytes: Count
+    sha256: Sha256
+
+
+class _Options(TypedDict):
+    max_seq_length: Annotated[int, Meta(ge=5)]
+    query_prompt: str
+    passage_prompt: str
+
+
+class _Identity(TypedDict):
+    options: _Options
+
+
+class _Manifest(TypedDict):
+    """What the manifest of pairs has beside that of any data set."""
+
+    identity: _Identity
+    lengths: _File
+    sources: Annotated[list[_Source], Meta(min_length=1)]
+    graded: bool
+    alone: bool
+    largest_score: float
+
+
+class PairRows(StoredRows):
+    """The rows of prepared pairs."""
+
+    def __init__(
+        self, rows: RowSource, lengths: np.ndarray, sources: list[Source], fingerprint: str
+    ) -> None:
+        self.lengths, self.fingerprint, self._rows = lengths, fingerprint, rows
+        self.stretches = tuple(source.rows for source in sources)
+        weights = tuple(source.weight for source in sources)
+        self.weights = weights if any(weights) else ()
+
+    def take(self, numbers: np.ndarray) -> list[Row]:
+        """Returns the rows with these numbers. Among them, equal texts have equal numbers, from 0 on."""
+        found = self._rows.gather(np.asarray(numbers, np.int64))
+        # numbers of 32 bits, as batches have them, in place of the hashes
+        _, known = np.unique(found["texts"], return_inverse=True)
+        known = known.reshape(found["texts"].shape)
+        rows = []
+        for number, record, texts in zip(np.asarray(numbers).tolist(), found, known):
+            lengths = tuple(length for length in record["lengths"].tolist() if length)
+            token_ids = record["token_ids"][: sum(lengths)].astype(np.int32)
+            rows.append(
+                Row(
+                    example=number,
+                    token_ids=token_ids,
+                    type_ids=np.zeros(len(token_ids), np.uint8),
+                    lengths=lengths,
+                    label=(float(record["score"]), *texts[: len(lengths)].tolist()),
+                )
+            )
+        return rows
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return self.take(np.arange(*number.indices(len(self))))
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        return self.take(np.array([number % len(self)]))[0]
+
+
+class PreparedPairs:
+    """The examples of prepared pairs, as far as they are known without reading them."""
+
+    def __init__(self, place: str, manifest: JsonObject, rows: PairRows) -> None:
+        self.place, self.rows = place, rows
+        self.is_graded, self.are_alone = manifest["graded"], manifest["alone"]
+        self.largest_score = manifest["largest_score"]
+        self.tokenizer = manifest["tokenizer"]["fingerprint"]
+        self.metric = "spearman" if self.is_graded else "ndcg@10"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def has_negatives(self) -> bool:
+        """Whether an example may have hard negatives."""
+        return self.rows.lengths.shape[1] > 2
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raises: InputError if a run has another tokenizer than the one that made the pairs."""
+        if tokenizer.fingerprint != self.tokenizer:
+            made = f"{self.place} was prepared with tokenizer {self.tokenizer[:12]}"
+            raise InputError(
+                f"{made}, and the model has {tokenizer.fingerprint[:12]}; prepare the pairs with the model's"
+            )
+
+
+def is_prepared(place: str) -> bool:
+    """Returns whether a place is a directory or URL of prepared pairs, or of a corpus, which `open_pairs` refuses."""
+    if not place or place.startswith(("tfds:", "hf:")) or "data" not in resolve(place).kinds:
+        return False
+    manifest = files.read_json(urls.local_copy(f"{place.rstrip('/')}/{MANIFEST}"))
+    known = records.FORMAT, records.PAIRS
+    return isinstance(manifest, dict) and manifest.get("format") in known
+
+
+def open_pairs(place: str, config: TaskConfig, verify: bool = True) -> PreparedPairs:
+    """Returns the prepared pairs at a place.
+
+    Raises: InputError if they are damaged, or were made with other settings than a task's.
+    """
+    about = records.open_about(resolve(place), verify=verify, form=records.PAIRS)
+    manifest, where = about.manifest, about.path / MANIFEST
+    remedy = "it is damaged, so copy it again or prepare the pairs again"
+    schema.check(manifest, _Manifest, where, remedy)
+    options = manifest["identity"]["options"]
+    run = {name: getattr(config.embedding, name) for name in MADE_WITH[1:]}
+    run["max_seq_length"] = config.max_seq_length
+    for name in MADE_WITH:
+        if options[name] != run[name]:
+            made = (
+                f"{place} was prepared with {name} {options[name]!r}, and the run has {run[name]!r}"
+            )
+            setting = name if name == "max_seq_length" else f"embedding.{name}"
+            raise InputError(f"{made}; prepare it again with --{name}, or set task.{setting}")
+    if about.url:
+        urls.copy_beside(str(where), about.url, [manifest["lengths"]["name"]])
+    files.check_sizes(about.path, [manifest["lengths"]], remedy)
+    if verify:
+        files.check_sums(about.path, [manifest["lengths"]], remedy)
+    dataset = records.open_rows(about, verify)
+    lengths = _lengths(about.path / manifest["lengths"]["name"])
+    sources = [Source(**source) for source in manifest["sources"]]
+    count = sum(source.rows for source in sources)
+    shape = count, manifest["row"]["max_sequences"]
+    if lengths.shape != shape or dataset.train.num_rows != count:
+        raise InputError(f"{where} has {count} rows, and its files others; {remedy}")
+    return PreparedPairs(
+        place, manifest, PairRows(dataset.train, lengths, sources, dataset.fingerprint)
+    )
+
+
+def _lengths(path: Path) -> np.ndarray:
+    with files.reading(str(path)):
+        return np.lib.format.open_memmap(path, mode="r")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares texts that belong together as a data set for finetune:embeddings, so that they need not fit in memory.
+
+    bert_jax prepare_pairs --input=nq.jsonl,squad/ --weights=2,1 --tokenizer=MODEL/tokenizer --output=pairs
+
+Each input, separated by commas, is a source: a file or quoted glob (JSON lines, TSV, CSV, Parquet, plain or
+compressed), a directory with training data, hf://datasets/ORG/NAME, SQuAD's files or a BEIR directory. Columns are
+those of finetune:embeddings. JSON lines, TSV and Parquet are read a part at a time. An epoch takes each example once,
+or with --weights as many in all, divided over the sources by these. The output depends on the inputs and the options,
+not on --workers. The same command continues a run that was stopped.
+"""
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
+from bert_jax.tools import cli
+
+INPUT = flags.DEFINE_string("input", None, "sources of pairs, separated by commas", required=True)
+NAMES = flags.DEFINE_list("names", [], "a name for each source; empty takes those of the files")
+WEIGHTS = flags.DEFINE_list(
+    "weights", [], "a weight for each source; empty takes each example once"
+)
+TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "directory of the tokenizer of the model to train", required=True
+)
+OUTPUT = flags.DEFINE_string("output", None, "directory to create", required=True)
+MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 128, "maximum tokens per text, [CLS] and [SEP] too"
+)
+QUERY_PROMPT = flags.DEFINE_string("query_prompt", "", "written before an anchor or query")
+PASSAGE_PROMPT = flags.DEFINE_string("passage_prompt", "", "written before positives and negatives")
+TEXT_COLUMN = flags.DEFINE_string("text_column", "", "column of the anchor or of the first text")
+SECOND_TEXT_COLUMN = flags.DEFINE_string("second_text_column", "", "column of the positive")
+LABEL_COLUMN = flags.DEFINE_string("label_column", "", "column of the score of graded pairs")
+NEGATIVE_COLUMNS = flags.DEFINE_string(
+    "negative_columns", "", "columns of hard negatives, separated by commas"
+)
+WORKERS = flags.DEFINE_integer("workers", 0, "number of processes; 0 uses all cores")
+
+
+def main() -> None:
+    """Prepares the pairs that the flags describe."""
+    options = PairOptions(
+        max_seq_length=MAX_SEQ_LENGTH.value,
+        query_prompt=QUERY_PROMPT.value,
+        passage_prompt=PASSAGE_PROMPT.value,
+        text_column=TEXT_COLUMN.value,
+        second_text_column=SECOND_TEXT_COLUMN.value,
+        label_column=LABEL_COLUMN.value,
+        negative_columns=NEGATIVE_COLUMNS.value,
+    )
+    try:
+        weights = [float(weight) for weight in WEIGHTS.value]
+    except ValueError:
+        raise InputError(
+            f"--weights={','.join(WEIGHTS.value)} are not numbers; correct them"
+        ) from None
+    prepare_pairs(
+        INPUT.value,
+        TOKENIZER.value,
+        OUTPUT.value,
+        options,
+        names=NAMES.value,
+        weights=weights,
+        num_workers=WORKERS.value,
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
