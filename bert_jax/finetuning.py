@@ -313,7 +313,12 @@ def finish(
 
 def finetuned_model(inputs: TaskInputs, task: Task, params: Params) -> Pretrained:
     """Returns the model of a task, with tokenizer, labels and settings for prediction."""
-    tokenizer, settings = inputs.start.tokenizer, to_dict(task.config)
+    head, settings = task.head.saved_as or task.head.name, to_dict(task.as_saved())
     return Pretrained(
-        inputs.model, params, tokenizer, task.head.name, tuple(task.labels), task_settings=settings
+        inputs.model,
+        params,
+        inputs.start.tokenizer,
+        head,
+        tuple(task.labels),
+        task_settings=settings,
     )

@@ -4,7 +4,7 @@
 Command:   bert_jax finetune --config=finetune:sst2 --config.init_checkpoint=PATH --config.data.path=DIR
            --workdir=DIR
            (tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli, squad1 squad2, choice, ner, and for your own tables
-           classification and regression, and embeddings for texts that belong together)
+           classification and regression, embeddings for texts that belong together, and reranking)
 Data:      GLUE directories, SQuAD files, SWAG as CSV, CoNLL column files; or tfds:glue/sst2 and similar names
 Hardware:  one GPU or Cloud TPU: minutes to an hour (paper, section 4); a small model on a CPU as well
 Expect:    BERT-Base, paper, Table 1 (test) and 2 (dev): CoLA 52.1, SST-2 93.5, MRPC 88.9, STS-B 85.8, QQP 71.2,

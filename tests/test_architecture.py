@@ -105,6 +105,7 @@ TESTS_ELSEWHERE = {
     "model.heads.multilabel": "tasks/test_multilabel.py",
     "model.heads.own": "tasks/test_own_kinds.py",
     "model.heads.pretraining": "model/test_model.py",
+    "model.heads.ranking": "tasks/test_reranking.py",
     "model.heads.replaced": "checkpoints/test_families.py",
     "model.heads.sequence": "batches/test_examples.py",
     "model.heads.spans": "batches/test_examples.py",

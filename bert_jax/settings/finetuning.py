@@ -144,11 +144,21 @@ class EmbeddingConfig(Section):
 
 
 @dataclass(frozen=True)
+class RankingConfig(Section):
+    """What a reranker learns of the candidates of a query."""
+
+    # of all candidates of a query "softmax" (its grades are shares), "listnet" (the softmax of its grades) or "ranknet"
+    # (pairs of them); of each by itself "bce" (grades from 0 to 1) or "mse"; "margin_mse": how far the first is above
+    # each other
+    loss: str = choice("softmax", "listnet", "ranknet", "bce", "margin_mse", "mse")
+
+
+@dataclass(frozen=True)
 class TaskConfig(Section):
     """The task. A fine-tuned model is saved with these settings, and uses them to predict."""
 
     # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression multilabel squad1 squad2 choice ner
-    # embeddings
+    # embeddings reranking
     name: str = ""
     # tokens of a row; longer inputs are truncated, or cut into windows (squad). embeddings: 0 takes the length of an
     # embedding model that a run starts from, or 128
@@ -188,6 +198,7 @@ class TaskConfig(Section):
     null_threshold: float = setting(0.0, least=-MOST_FLOAT)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    ranking: RankingConfig = field(default_factory=RankingConfig)
 
     def rules(self) -> Rules:
         yield (
@@ -331,7 +342,7 @@ class FinetuneConfig(Section):
 
     def rules(self) -> Rules:
         task = self.task
-        others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
+        others = "stsb regression multilabel squad1 squad2 choice ner embeddings reranking".split()
         yield (  # nothing would change
             (task.class_weights or task.label_smoothing) and task.name in others,
             "task.class_weights and label_smoothing are for texts of one class each; leave them out",

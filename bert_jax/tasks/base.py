@@ -169,6 +169,10 @@ class Task(abc.ABC, Generic[Its, Said]):
         task.head = self.head.as_set(config)
         return task
 
+    def as_saved(self) -> TaskConfig:
+        """Returns the settings that a trained model is saved with."""
+        return self.config
+
     @property
     def num_outputs(self) -> int:
         """K: the head's own number of outputs, or else the number of classes; 1 for a regression."""

@@ -19,6 +19,7 @@ from bert_jax.tasks.glue.tasks import glue_task
 from bert_jax.tasks.hooks import check_declared
 from bert_jax.tasks.multilabel import MultilabelTask
 from bert_jax.tasks.ner import NerTask
+from bert_jax.tasks.reranking import RerankingTask
 from bert_jax.tasks.squad.task import SquadTask
 
 # settings, labels of a model or () -> its task
@@ -34,6 +35,7 @@ _TASKS: dict[str, MakeTask] = {
     "choice": ChoiceTask,
     "ner": NerTask,
     "embeddings": EmbeddingTask,
+    "reranking": RerankingTask,
 }
 NAMES = tuple(_TASKS)
 

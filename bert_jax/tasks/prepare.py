@@ -142,7 +142,8 @@ def prepare(
     known = start.params.keys() - {"encoder"} if is_own else start.params.keys() & {"classifier"}
     if known:
         classes = 0 if is_own else start.params["classifier"]["bias"].shape[0]
-        is_same = start.task == task.head.name and sorted(start.labels) == sorted(labels)
+        name = task.head.saved_as or task.head.name
+        is_same = start.task == name and sorted(start.labels) == sorted(labels)
         if is_same and not start.problem and classes in (0, len(labels) or task.num_outputs):
             labels = start.labels  # the head is kept, so its order is too
         else:

@@ -37,10 +37,10 @@ def source(tmp_path_factory):
     return directory
 
 
-def arguments(source, pretrained, workdir, *more):
+def arguments(source, pretrained, workdir, *more, task="embeddings"):
     return [
         "finetune.py",
-        "--config=configs/finetune.py:embeddings",
+        f"--config=configs/finetune.py:{task}",
         f"--config.data.source={source}",
         f"--config.init_checkpoint={pretrained}",
         f"--workdir={workdir}",
@@ -148,6 +148,17 @@ def test_sources_apart_are_the_same_in_four_processes(repository, prepared, pret
     losses = [records(tmp_path / name, "train", "loss") for name in ("1", "4")]
     assert len(losses[0]) == 3 * (3 + 5)  # 19 and 33 pairs
     np.testing.assert_allclose(*losses, atol=2e-3)
+
+
+def test_a_reranker_sees_all_candidates_in_two_processes_that_were_killed(repository, source, pretrained, tmp_path):
+    """The table's negatives are candidates; of the last batch of an epoch one process has none."""
+    commands = [arguments(source, pretrained, tmp_path / name, task="reranking") for name in ("one", "two")]
+    finish(start(repository, commands[0], 1))
+    run_killed_and_again(repository, tmp_path / "two", commands[1])
+    for name, tolerance in (("loss", 2e-3), ("accuracy", 0.07)):
+        one, two = (records(tmp_path / each, "train", name) for each in ("one", "two"))
+        np.testing.assert_allclose(two, one, atol=tolerance)
+    assert len(one) == 12
 
 
 def test_a_teacher_in_two_processes_that_were_killed(repository, source, pretrained, alone, tmp_path):

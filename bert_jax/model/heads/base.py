@@ -27,7 +27,8 @@ class Head(abc.ABC):
     a class, or a number if there is a single output. Heads are equal if their class and their attributes are.
     """
 
-    name: str  # in saved models
+    name: str  # in saved models, if no other is
+    saved_as: str = ""  # the name of the head that a model is saved with, where this one only learns differently
     # of parameters, beside embeddings and layers: "pooler", and modules of the head
     parts: tuple[str, ...]
     num_outputs: int = 0  # K; 0 is as many as there are classes, or 1
