@@ -27,12 +27,14 @@ class Batch(NamedTuple):
 
     A row holds M >= 1 sequences one after the other. `sequence_ids` numbers them: 0 is padding, 1 is the
     first sequence. A token attends to another iff their sequence ids are equal and not 0, so this one field
-    is both the padding mask and the packing mask. Fields that a task does not use are None.
+    is both the padding mask and the packing mask. A token with the id -1 stands in the first sequence and sees
+    its other tokens, and no token sees it. Fields that a task does not use are None.
     """
 
     token_ids: Array  # [B, L] int: ids in the vocabulary
     type_ids: Array  # [B, L] int: 0 in sentence A, 1 in sentence B
-    sequence_ids: Array  # [B, L] int: 0 is padding, 1.. number the sequences of the row
+    # [B, L] int: 0 is padding, 1.. number the sequences of the row, -1.. their tokens that are not seen
+    sequence_ids: Array
     cls_positions: Array  # [B, M] int: where each sequence starts
     # [B, M] float: 1 for a sequence or the weight of its label, 0 for an empty place
     sequence_weights: Array
@@ -94,6 +96,10 @@ class Batch(NamedTuple):
         return show_shapes(self)
 
 
+# Marks of a token: no token attends to it; its vector is not compared with others.
+UNSEEN, UNSCORED = 1, 2
+
+
 class Row(NamedTuple):
     """A row of model input made from an example: one sequence, or several packed one after the other."""
 
@@ -106,6 +112,9 @@ class Row(NamedTuple):
     label: Any = None
     detail: Any = None  # further data for `Task.decode`; not an input of the model
     weight: float = 1.0  # of its label in the loss
+    marks: np.ndarray | None = (
+        None  # [L] uint8: `UNSEEN` + `UNSCORED` of each token; None is 0 for all
+    )
 
 
 class RowShape(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch, PyTree, Row, pad_rows
+from bert_jax.batch import UNSEEN, Batch, PyTree, Row, pad_rows
 from bert_jax.batches.pack import Layout
 from bert_jax.batches.shapes import padded_length
 from bert_jax.devices.sharding import row_sharding
@@ -139,10 +139,12 @@ def texts_apart(
     most, text_rows = most or max(len(row.lengths) for row in rows), []
     for number, row in zip(range(len(rows)) if numbers is None else numbers, rows):
         ends = np.cumsum(row.lengths)[:-1]
-        parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
-        for kind, (token_ids, type_ids, text) in enumerate(parts):
+        arrays = [row.token_ids, row.type_ids, *([] if row.marks is None else [row.marks])]
+        parts = zip(row.label[1:], *(np.split(array, ends) for array in arrays))
+        for kind, (text, token_ids, type_ids, *marks) in enumerate(parts):
             label = (most, kind, text, row.label[0])
-            text_rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
+            own = Row(number, token_ids, type_ids, (len(token_ids),), label)
+            text_rows.append(own._replace(marks=marks[0]) if marks else own)
     return text_rows
 
 
@@ -214,6 +216,10 @@ def batch_of_rows(
         [[size for row in members for size in row.lengths] for members in bins],
         num_places,
     )
+    for line, members in enumerate(bins):
+        for row, spot in spots_of(members):
+            if row.marks is not None:
+                batch.sequence_ids[line, spot.tokens] *= np.where(row.marks & UNSEEN, -1, 1)
     known = [row.label for members in (bins if whole is None else whole) for row in members]
     if not known or any(label is None for label in known) or head.needs_whole_batch:
         return batch

@@ -79,12 +79,12 @@ def attend(
 def attention_mask(
     sequence_ids: jax.Array, causal: bool | jax.Array = False, window: int = 0
 ) -> jax.Array:
-    """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
+    """Returns [B, L, L] bool: query and key are in one sequence, neither is padding, and the key is seen.
 
     If `causal`, or in rows where `causal` [B] is True, no key comes after its query. With a `window` no key is more
     tokens away from its query.
     """
-    same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    same = jnp.abs(sequence_ids)[:, :, None] == sequence_ids[:, None, :]
     attends = same & (sequence_ids != 0)[:, None, :]
     if window:
         attends = jnp.triu(jnp.tril(attends, window), -window)

@@ -30,7 +30,7 @@ HEAD_SIZES = (16, 32, 64)
 WIDEST_HEAD = 128  # bytes; the blocks below are chosen for heads that are no wider
 MOST_PROGRAMS = 65535  # along the second and third axis of a grid of CUDA
 _IDS_AT_ONCE = 1024  # that a program looks through
-_NO_QUERY = -1  # in place of the id of a query that is padding: no key has it
+_NO_QUERY = jnp.iinfo(jnp.int32).min  # in place of the id of a query that is padding: no key has it
 
 
 class Launch(NamedTuple):
@@ -310,6 +310,7 @@ def _blocks_in_sight(
 
     def look(number: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         there = ids[pl.ds(offset + number * part, part)]
+        there = jnp.abs(there) if by_keys else there
         places = number * part + jax.lax.broadcasted_iota(jnp.int32, (part,), 0)
         seen = (there > 0) & (there >= least) & (there <= largest)
         begin = jnp.minimum(found[0], jnp.min(jnp.where(seen, places, size)))
@@ -345,7 +346,7 @@ class _Pair:
         self.axis = 1 if transposed else 0  # of queries
         self.block = (launch.keys, launch.queries) if transposed else (launch.queries, launch.keys)
         self.all_ids = ids
-        own = [ids[rows] for rows in self.places]
+        own = [jnp.abs(ids[rows]) for rows in self.places]
         # Scores of padding are equal, so that its softmax is uniform and its logarithm exact.
         self.masked = [
             self._of_queries(jnp.where(block_ids == 0, 0.0, MASKED_SCORE)) for block_ids in own
@@ -370,7 +371,7 @@ class _Pair:
             found = []
             for half in (0, 1):
                 first = self.start + half * (self.size // 2)
-                own = self.all_ids[self.places[half]]
+                own = jnp.abs(self.all_ids[self.places[half]])
                 blocks = _blocks_in_sight(
                     self.shape,
                     self.all_ids,

@@ -123,7 +123,7 @@ def _run(
         name=kernel.__name__.strip("_"),
     )(
         keys.reshape(rows, 1, -1),
-        sequence_ids[:, :, None],
+        jnp.abs(sequence_ids)[:, :, None],
         sequence_ids[:, None, :],
         query,
         key,

@@ -30,7 +30,7 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
         queries, queries_ids, start = block_of
         places, columns = start + jnp.arange(block)[:, None], jnp.arange(size)[None, :]
-        sees = (queries_ids[:, :, None] == ids[:, None, :]) & (ids != 0)[:, None, :]
+        sees = (jnp.abs(queries_ids)[:, :, None] == ids[:, None, :]) & (ids != 0)[:, None, :]
         sees = sees & (columns <= places) if shape.causal else sees
 
         def drop(probabilities: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
         divided = divided[:, : -(-size // block) + 2]
         return jnp.concatenate([divided[:, :-2], divided[:, 1:-1], divided[:, 2:]], axis=2)
 
-    queries_ids, keys_ids = _divided(ids, block), around(ids)
+    queries_ids, keys_ids = _divided(jnp.abs(ids), block), around(ids)
     count = queries_ids.shape[1]
     starts = jnp.arange(count)[:, None] * block
     places = (starts + jnp.arange(block))[:, :, None]

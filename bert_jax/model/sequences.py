@@ -15,6 +15,7 @@ def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:
 
     Padding may be longer than the table of positions, whose rows beyond the end would be NaN.
     """
+    sequence_ids = jnp.abs(sequence_ids)
     index = jnp.arange(sequence_ids.shape[1], dtype=jnp.int32)[None, :]
     previous = jnp.pad(sequence_ids, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     starts = jnp.where(sequence_ids != previous.astype(sequence_ids.dtype), index, 0)

@@ -50,7 +50,7 @@ def forward(
             _heads(shape, _scaled(shape, query)),
             _heads(shape, key),
             _heads(shape, value),
-            splash.SegmentIds(ids, ids),
+            splash.SegmentIds(jnp.abs(ids), ids),
         )
     return _rows(context), logarithms
 
@@ -69,7 +69,16 @@ def backward(
     masks = (kernel.dq_mask_info, kernel.dkv_mask_info)
 
     def of_row(gradient, context, logarithms, query, key, value, ids):
-        kept = (query, key, value, splash.SegmentIds(ids, ids), None, context, logarithms, *masks)
+        kept = (
+            query,
+            key,
+            value,
+            splash.SegmentIds(jnp.abs(ids), ids),
+            None,
+            context,
+            logarithms,
+            *masks,
+        )
         return _splash_attention_bwd(
             save_residuals=False,
             mask_value=DEFAULT_MASK_VALUE,

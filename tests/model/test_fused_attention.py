@@ -146,6 +146,29 @@ def test_a_kernel_for_gpus_goes_through_the_blocks_of_its_sequences_alone(causal
     np.testing.assert_array_equal(np.isnan(of_first).any(axis=1), ids[0] == 3)
 
 
+@pytest.mark.parametrize("platform", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tpu", "cuda"))])
+def test_tokens_with_negative_ids_see_their_sequence_and_are_not_seen(platform):
+    ids = IDS.astype(np.int32)
+    for row, first, last in ((0, 50, 64), (1, 30, 40), (1, 48, 57)):
+        ids[row, first:last] *= -1
+    of_query, of_key = abs(ids)[:, :, None], ids[:, None, :]
+    real = (of_query != 0).astype(np.float32)
+    query, key, value, gradient = arrays(4, 16)
+
+    def plain(query, key, value):
+        heads = [array.reshape(ROWS, LENGTH, 4, 16) for array in (query, key, value)]
+        sees = jnp.asarray((of_query == of_key) & (of_key > 0))
+        return attend(*heads, sees, lambda kept: kept)[0].reshape(ROWS, LENGTH, -1) * real
+
+    def by_ids(query, key, value):
+        options = {"sequence_ids": jnp.asarray(ids), "num_heads": 4, "interpret": platform}
+        return fused.fused_attention(query, key, value, **options) * real
+
+    found, expected = (passes(function, query, key, value, gradient) for function in (by_ids, plain))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
 @pytest.mark.parametrize("platform, causal", [("tpu", False), ("cuda", True)])
 def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform, causal):
     given, options = arrays(4, 64, "bfloat16"), {"num_heads": 4, "rate": 0.1, "causal": causal}
