@@ -86,7 +86,7 @@ def make_batch(
         return batch
     bins = [[row] for row in rows]
     if head.needs_whole_batch:
-        return batch._replace(labels=head.labels_of_batch(bins, widest, len(texts)))
+        return batch._replace(labels=head.labels_of_batch(bins, widest, len(texts), length))
     batch = _labelled(batch, bins, head, labels)
     names = model.labels if model and head.has_labels and model.task == head.name else ()
     if names and batch.labels.dtype.kind == "i" and batch.labels.max() >= len(names):
@@ -185,7 +185,7 @@ def batch_of_layout(
     batch = on_mesh(mesh, layout.num_rows, make)
     if not head.needs_whole_batch or not num_examples:
         return batch
-    labels = head.labels_of_batch(bins, layout.num_places, num_examples)
+    labels = head.labels_of_batch(bins, layout.num_places, num_examples, layout.length)
     return batch._replace(
         labels=on_mesh(mesh, num_examples, lambda lines: jax.tree.map(lambda a: a[lines], labels))
     )

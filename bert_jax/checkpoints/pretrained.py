@@ -29,7 +29,7 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError, reading
-from bert_jax.model.heads.embedding import EMBEDDINGS
+from bert_jax.model.heads.embedding import Embeddings
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.objective import Params
@@ -111,7 +111,7 @@ class Pretrained:
     @functools.cached_property
     def embedding(self) -> TaskConfig | None:
         """The settings of a model that makes vectors of texts: pooling, prompts, length; None of other models."""
-        if HEADS.get(self.task) != EMBEDDINGS:
+        if not isinstance(HEADS.get(self.task), Embeddings):
             return None
         usual = {"name": "embeddings", "max_seq_length": self.config.max_positions}
         return from_dict(TaskConfig, self.task_settings or usual, "task_settings")

@@ -6,6 +6,7 @@ Sections that pre-training has too (optimizer, mesh, checkpoints, reports) are d
 
 import dataclasses
 import json
+import string
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError, shown
@@ -64,6 +65,9 @@ POOLINGS = ("mean", "cls", "last", "max", "sqrt", "weighted")
 class EmbeddingConfig(Section):
     """How a text becomes a vector, and what is learnt of vectors."""
 
+    # "dense", one vector, or "multi_vector" (ColBERT), a vector for each token of the last layer, after a dense layer
+    # without a bias: a passage's score is the sum over a query's tokens of the largest product with a token of it
+    kind: str = choice("dense", "multi_vector")
     # of the last layer: "mean" of the tokens, "cls" the first, "last" the last, "max" the largest numbers, "sqrt" the
     # sum over the root of the count, "weighted" the mean by place; several with commas stand side by side; "" is mean
     pooling: str = ""
@@ -74,6 +78,14 @@ class EmbeddingConfig(Section):
     normalize: bool = True  # vectors have length 1
     # leading numbers of a vector that are kept, after that; 0 keeps all
     kept_dimensions: int = setting(0, most=MOST_ROWS)
+    # multi_vector: most tokens of a query, [CLS], [SEP] and prompt included; passages have task.max_seq_length
+    query_length: int = setting(32, least=5, most=MOST_ROWS)
+    # multi_vector: queries of fewer tokens are filled up to so many, but no more than query_length, with [MASK], whose
+    # vectors count; 0 fills none
+    query_expansion: int = setting(32, most=MOST_ROWS)
+    expansion_is_seen: bool = False  # whether other tokens attend to these
+    # multi_vector: tokens of passages whose vectors do not count, "punctuation", or as JSON: [".", "the"]; "" is none
+    skipped_words: str = "punctuation"
     # written before an anchor or query, and before both texts of a graded pair
     query_prompt: str = ""
     passage_prompt: str = ""  # written before what is found: positives and negatives
@@ -97,8 +109,21 @@ class EmbeddingConfig(Section):
     # cosine: the score of texts that say the same; scores are divided by it
     best_score: float = setting(1.0, least=1e-15, most=1e15)
     dimensions: str = ""  # Matryoshka: leading dimensions that have the loss too, such as 64,128
+    # multi_vector, in place of `temperature`: sums of products are divided by it
+    dot_temperature: float = setting(1.0, least=1e-5, most=1e15)
 
     def rules(self) -> Rules:
+        yield (
+            self.kind == "multi_vector"
+            and (self.pooling not in ("", "mean") or self.kept_dimensions or self.dimensions),
+            "embedding.pooling, kept_dimensions and dimensions are of one vector; leave them out of kind=multi_vector",
+        )
+        yield (
+            self.kind == "multi_vector"
+            and (self.loss not in ("", "infonce") or self.both_directions),
+            "embedding.kind multi_vector has the loss infonce in one direction; leave out loss and both_directions",
+        )
+        self.skipped()
         for name in self.poolings():
             others = f"use some of {', '.join(POOLINGS)}"
             yield name not in POOLINGS, f"embedding.pooling {name!r} is unknown; {others}"
@@ -112,6 +137,25 @@ class EmbeddingConfig(Section):
     def poolings(self) -> list[str]:
         """Returns the names of what stands side by side in a vector."""
         return (self.pooling or "mean").split(",")
+
+    def divisor(self) -> float:
+        """Returns what the scores of vectors are divided by."""
+        return self.dot_temperature if self.kind == "multi_vector" else self.temperature
+
+    def skipped(self) -> list[str]:
+        """Returns the tokens that do not count in passages. Raises: InputError if `skipped_words` is no list."""
+        if self.skipped_words == "punctuation":
+            return list(string.punctuation)
+        try:
+            words = json.loads(self.skipped_words or "[]")
+        except (ValueError, RecursionError):
+            words = None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise InputError(
+                f"embedding.skipped_words {shown(self.skipped_words)} is no list of tokens; give punctuation, or as "
+                'JSON [".", "the"]'
+            )
+        return words
 
     def prompts(self) -> dict[str, str]:
         """Returns all prompts by name. Raises: InputError if `other_prompts` is not such an object."""

@@ -89,7 +89,8 @@ def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
     params = dict(start.params)
     kernel = params.get("projection", {}).get("kernel")
     size = start.config.hidden_size * len(task.embedding.poolings())
-    if kernel is not None and kernel.shape != (size, task.embedding.projection_size):
+    is_other = start.embedding is not None and start.embedding.embedding.kind != task.embedding.kind
+    if kernel is not None and (is_other or kernel.shape != (size, task.embedding.projection_size)):
         del params["projection"]
         lines.append(
             f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used"

@@ -68,8 +68,9 @@ def _batch_of(head: Head, rows: Sequence[Row], places: int = 0) -> Batch:
     if head.needs_whole_batch and rows[0].label is not None:
         apart = texts_apart(rows)
         bins = [[row] for row in apart]
-        batch = batch_of_rows(bins, max(len(row.token_ids) for row in apart), 1, head)
-        return batch._replace(labels=head.labels_of_batch(bins, 1, len(rows)))
+        longest = max(len(row.token_ids) for row in apart)
+        labels = head.labels_of_batch(bins, 1, len(rows), longest)
+        return batch_of_rows(bins, longest, 1, head)._replace(labels=labels)
     longest, widest = (
         max(map(len, sizes)) for sizes in zip(*((row.token_ids, row.lengths) for row in rows))
     )

@@ -105,11 +105,11 @@ class Head(abc.ABC):
         labels[spot.places] = as_label(labels, label, *labels.shape[1:])
 
     def labels_of_batch(
-        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int
+        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int, length: int = 0
     ) -> Any:
         """Returns `Batch.labels` of a whole batch, if the head `needs_whole_batch`.
 
-        `bins` are the rows of the task in each row of the batch, one text each; `num_places` is M.
+        `bins` are the rows of the task in each row of the batch, one text each; `num_places` is M, and `length` L.
         """
         raise NotImplementedError(f"{type(self).__name__}.labels_of_batch")
 

@@ -35,7 +35,8 @@ class Texts(NamedTuple):
     """The labels of a batch: E examples of up to T texts, an anchor, its positive and hard negatives."""
 
     places: (
-        # [E, T] int32: index of its vector among those of all rows, row x M + place; beyond them if it has none
+        # [E, T] int32: index of its vector among those of all rows, row x M + place; beyond them if it has none.
+        # Of vectors of tokens [E, T, S]: those that count, row x L + position
         Array
     )
     # [E, T] int32: the same for equal texts, of all the data; -1 where there is none
@@ -52,6 +53,7 @@ class Embeddings(Head):
     about_exported = "vectors [B, K] of texts."
     architecture = "BertModel"
     pipeline = "sentence-similarity"
+    places: str = "ET"  # the shape of `Texts.places`
 
     def __init__(self, settings: EmbeddingConfig = _USUAL) -> None:
         self.settings = settings
@@ -80,7 +82,7 @@ class Embeddings(Head):
         vectors = jnp.concatenate(parts, axis=-1)
         if settings.projection_size:
             vectors = Dense(config, settings.projection_size, "float32", name="projection")(vectors)
-            vectors = _ACTIVATIONS[settings.projection_activation](vectors)
+            vectors = ACTIVATIONS[settings.projection_activation](vectors)
         return (normalized(vectors) if settings.normalize else vectors)[..., :size]
 
     def weights(self, batch: Batch) -> jax.Array:
@@ -91,7 +93,7 @@ class Embeddings(Head):
             )
         places, numbers, scores = batch.labels
         check_shapes(
-            "the batch", places=(places, "ET"), numbers=(numbers, "ET"), scores=(scores, "E")
+            "the batch", places=(places, self.places), numbers=(numbers, "ET"), scores=(scores, "E")
         )
         return (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32)
 
@@ -141,19 +143,10 @@ class Embeddings(Head):
         vectors = vectors_of_examples(logits, batch)
         target = vectors_of_examples(teacher, batch)
 
-        def of_candidates(
-            student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array
-        ) -> jax.Array:
-            counts = is_partner | is_other
-            student, target = (
-                jnp.where(counts, scores / temperature, MASKED_SCORE)
-                for scores in (student, target)
-            )
-            return class_divergence(student, target)
-
         def apart(vectors: jax.Array) -> jax.Array:
             if settings.loss in ("", "infonce"):
-                return _search(settings, batch.labels, of_candidates, vectors, target)
+                of_candidates = partial(divergence_of_candidates, temperature)
+                return search_batch(settings, batch.labels, of_candidates, vectors, target)
             student, known = (_cosines(model) / temperature for model in (vectors, target))
             there = batch.labels.numbers[:, 1:] >= 0
             return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(
@@ -168,7 +161,7 @@ class Embeddings(Head):
         return jnp.concatenate([normalized(output) for output in outputs], axis=-1)
 
     def labels_of_batch(
-        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int
+        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int, length: int = 0
     ) -> Texts:
         """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
         slots = {
@@ -204,7 +197,7 @@ class Embeddings(Head):
 
 EMBEDDINGS = Embeddings()
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -250,8 +243,17 @@ def vectors_of_examples(outputs: jax.Array, batch: Batch) -> jax.Array:
     )
 
 
+def dot_products(queries: jax.Array, candidates: jax.Array) -> jax.Array:
+    """Returns the products [E, C] of queries [E, K] with candidates [C, K]."""
+    return jnp.einsum("EK,CK->EC", queries, candidates, precision="highest")
+
+
 def info_nce(
-    settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array
+    settings: EmbeddingConfig,
+    vectors: jax.Array,
+    texts: Texts,
+    weights: jax.Array,
+    compare: Callable[[jax.Array, jax.Array], jax.Array] = dot_products,
 ) -> dict[str, Pair]:
     """Returns the cross entropy of an anchor's positive among all positives and hard negatives of the batch, by cosine.
 
@@ -259,7 +261,7 @@ def info_nce(
     Source: van den Oord et al. 2018; Henderson et al. 2017 for negatives from the batch; Gao et al. 2021, "SimCSE", for
     hard negatives and for texts as their own positives. Both directions: Radford et al. 2021, half of each.
     """
-    metrics = _search(settings, texts, _nearest, vectors)
+    metrics = search_batch(settings, texts, _nearest, vectors, compare=compare)
     return {
         name: (jnp.sum(metric * weights), jnp.sum(weights))
         for name, metric in zip(("loss", "accuracy"), metrics)
@@ -277,26 +279,47 @@ def _nearest(
     return both - partner, (partner > jnp.max(others, axis=-1)).astype(jnp.float32)
 
 
-def _search(
-    settings: EmbeddingConfig, texts: Texts, function: Callable[..., Any], *models: jax.Array
+def divergence_of_candidates(
+    temperature: float,
+    student: jax.Array,
+    target: jax.Array,
+    is_partner: jax.Array,
+    is_other: jax.Array,
+) -> jax.Array:
+    """Returns how far the softmax of scores over the candidates of each query is from a teacher's."""
+    counts = is_partner | is_other
+    student, target = (
+        jnp.where(counts, scores / temperature, MASKED_SCORE) for scores in (student, target)
+    )
+    return class_divergence(student, target)
+
+
+def search_batch(
+    settings: EmbeddingConfig,
+    texts: Texts,
+    function: Callable[..., Any],
+    *models: jax.Array,
+    compare: Callable[[jax.Array, jax.Array], jax.Array] = dot_products,
 ) -> Any:
     """Returns a function's result for each anchor, [E]; with both directions, its mean with that for each positive.
 
-    `models` are the vectors [E, T, K] of one or several. The function takes the scores [e, C] of each, and for every
-    query which candidate is its partner, and which are others. It may see some of the queries at a time.
+    `models` are the vectors [E, T, K] of one or several, or [E, T, S, K] of tokens, which `compare` compares. The
+    function takes the scores [e, C] of each, and for every query which candidate is its partner, and which are others.
+    It may see some of the queries at a time.
     """
     count, width = texts.numbers.shape
-    vectors, passages = [normalized(model) for model in models], texts.numbers[:, 1:].reshape(-1)
+    vectors = [_compared(settings, model) for model in models]
+    passages = texts.numbers[:, 1:].reshape(-1)
     anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
     # a hard negative to no anchor
     belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)
 
     def find(query: int, candidates: int | slice, *numbers: jax.Array) -> Any:
         pairs = [
-            (model[:, query], model[:, candidates].reshape(-1, model.shape[-1]))
+            (model[:, query], model[:, candidates].reshape(-1, *model.shape[2:]))
             for model in vectors
         ]
-        return _find(function, settings.temperature, pairs, *numbers)
+        return _find(function, compare, settings.divisor(), pairs, *numbers)
 
     result = find(0, slice(1, None), anchors, positives, number * (width - 1), passages, belongs)
     if settings.both_directions:
@@ -307,6 +330,7 @@ def _search(
 
 def _find(
     function: Callable[..., Any],
+    compare: Callable[[jax.Array, jax.Array], jax.Array],
     temperature: float,
     pairs: Sequence[tuple[jax.Array, jax.Array]],
     own: jax.Array,
@@ -316,7 +340,7 @@ def _find(
     belongs: jax.Array,
     *of_queries: jax.Array,
 ) -> Any:
-    """Returns a function's result for the scores of queries [E, K] with candidates [C, K], a pair for each model.
+    """Returns a function's result for the scores of queries [E, ...] with candidates [C, ...], a pair for each model.
 
     `own` and `partners` are the numbers of the queries' texts and of their partners, [E], `places` the partners' places
     among the candidates; `numbers` and `belongs` those of the candidates' texts and partners, [C]; -1 stands for none.
@@ -331,11 +355,9 @@ def _find(
         queries, of_queries = rest[: len(candidates)], rest[len(candidates) :]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
         is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
-        products = (
-            jnp.einsum("EK,CK->EC", *pair, precision="highest") for pair in zip(queries, candidates)
-        )
+        scores = map(compare, queries, candidates)
         return function(
-            *(dot / temperature for dot in products),
+            *(score / temperature for score in scores),
             is_partner,
             (numbers >= 0) & ~same & ~is_partner,
             *of_queries,
@@ -472,6 +494,11 @@ def squared_cosine(
     """Returns the squared error of the cosine of pairs. Source: Reimers and Gurevych 2019, section 3."""
     errors = jnp.square(_cosines(vectors)[:, 0] - texts.scores / settings.best_score)
     return {"loss": (jnp.sum(errors * weights), jnp.sum(weights))}
+
+
+def _compared(settings: EmbeddingConfig, vectors: jax.Array) -> jax.Array:
+    """Returns vectors whose products are their scores."""
+    return vectors if settings.kind == "multi_vector" else normalized(vectors)
 
 
 def _cosines(vectors: jax.Array) -> jax.Array:

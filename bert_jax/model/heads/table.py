@@ -7,6 +7,7 @@ from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.choice import CHOICES
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
+from bert_jax.model.heads.multi_vector import MULTI_VECTORS
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.pretraining import MASKED_LM, NEXT_SENTENCE, PRETRAINING
 from bert_jax.model.heads.replaced import REPLACED
@@ -17,7 +18,7 @@ from bert_jax.model.heads.tokens import TOKENS
 # Of heads with the same parts, the one that parameters alone stand for comes first.
 _ALL = (
     *(SPANS, SEQUENCES, MULTILABEL, TOKENS, CHOICES),
-    *(PRETRAINING, MASKED_LM, NEXT_SENTENCE, REPLACED, ENCODER, EMBEDDINGS),
+    *(PRETRAINING, MASKED_LM, NEXT_SENTENCE, REPLACED, ENCODER, EMBEDDINGS, MULTI_VECTORS),
 )
 HEADS: dict[str, Head] = {head.name: head for head in _ALL}
 

@@ -11,24 +11,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.batch import UNSCORED
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.embedding import EMBEDDINGS
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.model.heads.multi_vector import MULTI_VECTORS
+from bert_jax.model.heads.multi_vector import USUAL as USUAL_TOKENS
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Rows, Task, choose_metric, single_row, without_zeros
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
 from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_prepared, read_texts
-from bert_jax.tasks.embeddings.search import in_blocks, nearest
+from bert_jax.tasks.embeddings.search import in_blocks, nearest, nearest_texts
+from bert_jax.tasks.embeddings.tokens import fit_tokens, most_tokens
 from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
 _DEPTH = 100  # of rankings
-_USUAL_LENGTH = 128
+# of each kind: the tokens of a text, and the settings of a model that starts from another
+_USUAL_LENGTH = {"dense": 128, "multi_vector": 180}
+_USUAL = {"dense": EmbeddingConfig(), "multi_vector": USUAL_TOKENS}
+_HEADS = {"dense": EMBEDDINGS, "multi_vector": MULTI_VECTORS}
 # Of `EmbeddingConfig`, what comes from an embedding model that a run starts from, where it is at its default.
 _OF_START = (
-    *("pooling", "projection_size", "projection_activation", "normalize", "kept_dimensions"),
+    *("kind", "pooling", "projection_size", "projection_activation", "normalize"),
+    *("kept_dimensions", "query_length", "query_expansion", "expansion_is_seen", "skipped_words"),
     *("query_prompt", "passage_prompt", "other_prompts", "default_prompt"),
 )
 METRICS = (*scores.RANKING_METRICS, *NUMBER_METRICS)
@@ -37,7 +45,7 @@ METRICS = (*scores.RANKING_METRICS, *NUMBER_METRICS)
 class Embedded(NamedTuple):
     """The vectors of the texts of an example."""
 
-    vectors: np.ndarray  # [T, K] float32
+    vectors: np.ndarray | list[np.ndarray]  # [T, K] float32, or [tokens, K] of each text
 
 
 class EmbeddingTask(Task[TextsExample, Embedded]):
@@ -47,9 +55,11 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         """Makes the task, which has no classes. Raises: InputError if a setting cannot be used."""
-        super().__init__(
-            dataclasses.replace(config, max_seq_length=config.max_seq_length or _USUAL_LENGTH)
-        )
+        kind = config.embedding.kind
+        length = config.max_seq_length or _USUAL_LENGTH[kind]
+        super().__init__(dataclasses.replace(config, max_seq_length=length))
+        if kind != "dense":
+            self.head = _HEADS[kind]
         check_length(self.config)
         self.metric = choose_metric(config, METRICS)
 
@@ -78,6 +88,11 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
     def settle(self, examples):
         """Returns the settings with the loss and the metric for the data. Raises: InputError if they do not fit."""
         graded = is_graded(examples)
+        if graded and self.config.embedding.kind == "multi_vector":
+            raise InputError(
+                "vectors of tokens (embedding.kind multi_vector) are not learnt from graded pairs; give texts that "
+                "belong together, or take kind=dense"
+            )
         if isinstance(examples, PreparedPairs):
             has_negatives, same = examples.has_negatives, ""  # which `prepare` has refused
             largest = [(examples.place, examples.largest_score)]
@@ -119,30 +134,37 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         fitted, cut = fit_prompted(self.config, list(uses), tokenizer)
         counts = {**getattr(examples, "counts", {}), CUT: cut}
         if not training:
-            rows = [single_row(at[0][0], fitted[key][0], detail=at) for key, at in uses.items()]
+            rows = []
+            for key, at in uses.items():
+                row = single_row(at[0][0], fitted[key].token_ids, detail=at)
+                rows.append(row._replace(marks=fitted[key].marks))
             return Rows(rows, without_zeros(counts))
         rows = []
         numbers: dict[bytes, int] = {}
         same = 0
         for number, example in enumerate(examples):
-            label, lengths, parts = [example.score or 0.0], [], []
-            for index, text in enumerate(example.texts):
-                token_ids, known = fitted[example.is_query(index), text]
-                label.append(numbers.setdefault(known, len(numbers)))
-                lengths.append(len(token_ids))
-                parts.append(token_ids)
-            same += label[2] in label[3:]
-            row = single_row(number, np.concatenate(parts), tuple(label))
-            rows.append(row._replace(lengths=tuple(lengths)))
+            own = [
+                fitted[example.is_query(place), text] for place, text in enumerate(example.texts)
+            ]
+            label = [numbers.setdefault(text.known, len(numbers)) for text in own]
+            same += label[1] in label[2:]
+            token_ids = np.concatenate([text.token_ids for text in own])
+            row = single_row(number, token_ids, (example.score or 0.0, *label))
+            marks = [text.marks for text in own if text.marks is not None]
+            row = row._replace(marks=np.concatenate(marks) if marks else None)
+            rows.append(row._replace(lengths=tuple(len(text.token_ids) for text in own)))
         counts[SAME] = counts.get(SAME, 0) + same
         return Rows(rows, without_zeros(counts))
 
     def decode(self, examples, rows, outputs):
         vectors = [[np.zeros(0)] * len(example.texts) for example in examples]
         for row, vector in zip(rows, outputs):
+            if row.marks is not None:
+                vector = vector[row.marks & UNSCORED == 0]
             for number, index in row.detail:
                 vectors[number][index] = np.asarray(vector, np.float32)
-        return list(map(Embedded, map(np.stack, vectors)))
+        of_tokens = any(row.marks is not None for row in rows)
+        return [Embedded(of_texts if of_tokens else np.stack(of_texts)) for of_texts in vectors]
 
     def score(self, examples, predictions):
         """Returns correlations of graded pairs, or else metrics of rankings."""
@@ -155,7 +177,8 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         )
 
     def show(self, prediction):
-        return {"embedding": [round(float(value), 6) for value in prediction.vectors[0]]}
+        vectors = np.round(prediction.vectors[0].astype(np.float64), 6).tolist()
+        return {"embedding" if prediction.vectors[0].ndim == 1 else "embeddings": vectors}
 
     def write(self, directory, split, examples, predictions):
         """Writes the cosines of graded pairs to SPLIT.tsv, or rankings to SPLIT.trec, as trec_eval reads them."""
@@ -177,18 +200,22 @@ def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig
     usual = TaskConfig(max_seq_length=0)
     taken, other = [], []
     chosen: dict[str, Any] = {}
+    kind = config.embedding.kind
+    if start is not None and kind not in ("dense", start.embedding.kind):
+        start = None
+    base = TaskConfig(max_seq_length=0, embedding=_USUAL[kind]) if start is None else start
     for name in (*_OF_START, "max_seq_length"):
-        value, own, default = (_setting(task, name) for task in (config, start or usual, usual))
+        value, own, default = (_setting(task, name) for task in (config, base, usual))
         if config.embedding.from_start and value == default:
             value = own
         if name == "max_seq_length":
-            value = value or _USUAL_LENGTH
+            value = value or _USUAL_LENGTH[chosen["kind"]]
         chosen[name] = value
         if value != own:
             other.append(f"{name} {shown(value)} (not {shown(own)})")
         elif own != default:
             taken.append(f"{name} {shown(value)}")
-    lines = [f"from it: {', '.join(taken)}"] if taken else []
+    lines = [f"from it: {', '.join(taken)}"] if taken and start is not None else []
     lines += [f"from the settings: {', '.join(other)}"] if other and start is not None else []
     chosen["pooling"] = chosen["pooling"] or "mean"
     length = chosen.pop("max_seq_length")
@@ -200,34 +227,55 @@ def _setting(task: TaskConfig, name: str) -> Any:
     return getattr(task if name == "max_seq_length" else task.embedding, name)
 
 
+class Prompted(NamedTuple):
+    """The tokens of a text after its prompt."""
+
+    token_ids: np.ndarray  # [L] int32
+    known: bytes  # the same for texts of the same tokens
+    marks: np.ndarray | None  # as in `batch.Row`
+
+
 def fit_prompted(
     config: TaskConfig, texts: Sequence[tuple[bool, str]], tokenizer: Tokenizer
-) -> tuple[dict[Any, tuple[np.ndarray, bytes]], int]:
+) -> tuple[dict[Any, Prompted], int]:
     """Returns [CLS] prompt text [SEP] of each text, the same bytes for texts of the same tokens, and how many were cut.
 
     A text is (whether it is a query, text). Raises: InputError if a prompt leaves no room for a text.
     """
     prompts = {True: config.embedding.query_prompt, False: config.embedding.passage_prompt}
-    counts = {prompt: len(tokenizer.encode(prompt)) for prompt in prompts.values()}
-    for prompt, count in counts.items():
-        if count + 3 > config.max_seq_length:
+    counts = [len(tokenizer.encode(prompt)) for prompt in prompts.values()]
+    for (is_query, prompt), count in zip(prompts.items(), counts):
+        if count + 3 > (most := most_tokens(config, is_query)):
+            name = "task.max_seq_length" if most == config.max_seq_length else "query_length"
             raise InputError(
-                f"the prompt {prompt!r:.60} has {count} tokens, and task.max_seq_length {config.max_seq_length} leaves "
-                "no room for a text after it"
+                f"the prompt {prompt!r:.60} has {count} tokens, and {name} {most} leaves no room for a text after it"
             )
     encoded = tokenizer.encode_batch([prompts[is_query] + text for is_query, text in texts])
-    joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
+    joined: list[Any]
+    if config.embedding.kind == "multi_vector":
+        joined = [
+            fit_tokens(config, tokenizer, ids, is_query)
+            for (is_query, _), ids in zip(texts, encoded)
+        ]
+    else:
+        joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
     # A prompt may end within a word of the text, so texts are compared by their own tokens, as far as there is room.
     alone = tokenizer.encode_batch([text for _, text in texts]) if any(counts) else encoded
-    room = config.max_seq_length - 2 - max(counts.values())
-    fitted = {
-        text: (row.token_ids, np.asarray(ids[:room], np.int32).tobytes())
-        for text, row, ids in zip(texts, joined, alone)
-    }
+    room = config.max_seq_length - 2 - max(counts)
+    fitted = {}
+    for text, row, ids in zip(texts, joined, alone):
+        known = np.asarray(ids[:room], np.int32).tobytes()
+        fitted[text] = Prompted(row.token_ids, known, getattr(row, "marks", None))
     return fitted, sum(row.was_cut for row in joined)
 
 
 def _cosines(predictions: Sequence[Embedded]) -> list[float]:
+    """Returns the cosines of pairs, or of the vectors of tokens the scores."""
+    if isinstance(predictions[0].vectors, list):
+        return [
+            float((first @ second.T).max(axis=1).sum())
+            for first, second, *_ in (prediction.vectors for prediction in predictions)
+        ]
     pairs = np.stack([prediction.vectors[:2] for prediction in predictions]).astype(np.float64)
     pairs /= np.maximum(np.linalg.norm(pairs, axis=-1, keepdims=True), 1e-12)
     return np.sum(pairs[:, 0] * pairs[:, 1], axis=-1).tolist()
@@ -267,8 +315,11 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
     names = list(passages)
     # as many more as are dropped below
     depth = _DEPTH + max(map(len, own.values()))
-    blocks = in_blocks(np.stack(list(passages.values())))
-    results = nearest(np.stack(list(queries.values())), blocks, depth)
+    asked, searched = list(queries.values()), list(passages.values())
+    if asked[0].ndim == 2:  # of tokens
+        results = nearest_texts(asked, searched, depth)
+    else:
+        results = nearest(np.stack(asked), in_blocks(np.stack(searched)), depth)
     ranked = []
     for query, cosines, numbers in zip(queries, results.cosines, results.numbers):
         found = [(names[n], float(cosine)) for cosine, n in zip(cosines, numbers) if n >= 0]
