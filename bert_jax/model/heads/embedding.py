@@ -422,6 +422,7 @@ def gist(
         ]
         return _find(
             nearest,
+            dot_products,
             settings.temperature,
             pairs,
             anchors,
