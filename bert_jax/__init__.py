@@ -48,6 +48,8 @@ _HOMES = {
     "load_tokenizer": "tokenizing:load_tokenizer",
     "make_batch": "batches.make:make_batch",
     "Limits": "inference.negatives:Limits",
+    "maxsim": "inference.late_interaction:maxsim",
+    "multi_vectors": "inference.late_interaction:multi_vectors",
     "mine_negatives": "inference.negatives:mine_negatives",
     "pretrain": "pretraining:pretrain",
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
@@ -91,7 +93,9 @@ __all__ = [
     "load_tokenizer",
     "make_batch",
     "mask_tokens",
+    "maxsim",
     "mine_negatives",
+    "multi_vectors",
     "pretrain",
     "recipe",
     "save_pretrained",
@@ -111,6 +115,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.finetuning import finetune
     from bert_jax.inference.evaluate import evaluate_pretrained
     from bert_jax.inference.features import sentence_embeddings
+    from bert_jax.inference.late_interaction import maxsim, multi_vectors
     from bert_jax.inference.negatives import Limits, mine_negatives
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.pretrained import Pretrained, load_pretrained

@@ -23,7 +23,8 @@ PUBLIC = [
     *("PretrainConfig", "FinetuneConfig", "InputError", "__version__", "HEADS", "Head", "Row", "Rows", "Task"),
     *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch", "tune_process"),
     *("mine_negatives", "Limits", "mask_tokens", "MaskingConfig", "Encoded", "Spot", "CutWarning", "recipe"),
-    *("TextHead", "TokenHead", "BatchHead", "text_task", "token_task", "batch_task"),
+    *("TextHead", "TokenHead", "BatchHead", "text_task", "token_task", "batch_task", "multi_vectors"),
+    "maxsim",
 ]
 
 

@@ -20,9 +20,9 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.labels import Spot
+from bert_jax.model.heads.table import embedding_head
 from bert_jax.model.inputs import check_rows
 from bert_jax.model.objective import Params, encode, forward
 from bert_jax.model.sequences import mean_of_sequences
@@ -70,7 +70,7 @@ def encode_texts(bert: Pretrained, texts: Texts, long_texts: str = "cut") -> Enc
     padded = pad_rows([row.token_ids for row in rows], longest, pad_id=bert.tokenizer.pad_id)
     hidden = np.zeros((len(rows), longest, bert.config.hidden_size), np.float32)
     pooled = np.zeros((len(rows), bert.config.hidden_size), np.float32)
-    for row, spot, (of_tokens, of_sequences) in _outputs(
+    for row, spot, (of_tokens, of_sequences) in outputs_of(
         bert, rows, partial(_encoded, bert.config), "off"
     ):
         hidden[row.example, : len(row.token_ids)] = of_tokens[spot.tokens]
@@ -114,7 +114,7 @@ def token_features(
             part = [rows[number] for number in numbers]
             found = {
                 row.example: vectors[:, spot.tokens]
-                for row, spot, vectors in _outputs(
+                for row, spot, vectors in outputs_of(
                     bert, part, partial(_layers, bert.config, chosen)
                 )
             }
@@ -148,7 +148,7 @@ def sentence_embeddings(
     vector of [CLS]. Vectors of a model that was not trained to compare sentences tell little about similarity, those of
     [CLS] less than the mean. `max_seq_length` and `long_texts` are those of `token_features`.
 
-    Raises: InputError as `token_features`, or if there is no such pooling or kind.
+    Raises: InputError as `token_features`, or if there is no such pooling or kind, or the model has vectors of tokens.
 
     Examples:
       >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
@@ -159,6 +159,10 @@ def sentence_embeddings(
     if pooling not in ("", "mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
     settings = bert.embedding if not pooling and layer == -1 else None
+    if settings is not None and settings.embedding.kind == "multi_vector":
+        raise InputError(
+            "this model has a vector for each token; take multi_vectors, or give a pooling such as mean"
+        )
     prompts = {"query": "", "passage": ""} if settings is None else settings.embedding.prompts()
     if kind not in ("", *prompts):
         raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
@@ -166,7 +170,7 @@ def sentence_embeddings(
     compute = partial(_pooled, bert.config, layer, pooling != "cls")
     if settings is not None:
         size = settings.embedding.vector_size(size)
-        compute = partial(_embedded, bert.config, settings)
+        compute = partial(embedded, bert.config, settings)
         max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
         if prompt := prompts.get(kind or settings.embedding.default_prompt, ""):
             texts = [
@@ -177,7 +181,7 @@ def sentence_embeddings(
     rows, cut = _rows(bert, listed(texts), max_seq_length, long_texts)
     embeddings = np.zeros((len(rows), size), np.float32)
     tell_cut(sum(cut), max_seq_length)
-    for row, spot, vectors in _outputs(bert, rows, compute):
+    for row, spot, vectors in outputs_of(bert, rows, compute):
         embeddings[row.example] = vectors[spot.places.start]
     return embeddings
 
@@ -214,7 +218,7 @@ def _rows(
     return rows, [text.was_cut for text in fitted]
 
 
-def _outputs(
+def outputs_of(
     bert: Pretrained,
     rows: Sequence[Row],
     compute: Callable[[Params, Batch], PyTree],
@@ -273,10 +277,11 @@ def _pooled(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _embedded(
+def embedded(
     config: ModelConfig,
     settings: TaskConfig,
     params: Params,
     batch: Batch,
 ) -> jax.Array:
-    return forward(config, params, batch, EMBEDDINGS.as_set(settings))
+    """Returns the vectors of a batch, as an embedding model with these settings makes them."""
+    return forward(config, params, batch, embedding_head(settings))

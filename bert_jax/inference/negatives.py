@@ -187,7 +187,7 @@ def _found(
     results = nearest(queries, blocks(), min(depth + 1, len(passages)))
     for place, (query, own) in enumerate(positives.items()):
         itself = number_of.get(query, -1)
-        near = zip(results.numbers[place].tolist(), results.cosines[place].tolist())
+        near = zip(results.numbers[place].tolist(), results.scores[place].tolist())
         candidates = [(number, cosine) for number, cosine in near if number != itself]
         cosines = kept[np.searchsorted(needed, list(own))] @ queries[place]
         yield _Found(

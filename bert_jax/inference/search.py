@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.work import beat
 from bert_jax.inference.features import sentence_embeddings
-from bert_jax.tasks.embeddings.search import BLOCK, nearest
+from bert_jax.inference.late_interaction import is_of_tokens, maxsim, multi_vectors
+from bert_jax.tasks.embeddings.search import BLOCK, TEXTS, Nearest, nearest, nearest_texts
 
 
 class Passage(NamedTuple):
@@ -22,7 +23,7 @@ class Hit(NamedTuple):
     """A passage near a query."""
 
     passage: Passage
-    cosine: float
+    cosine: float  # or of vectors of tokens the score, which is the sum of a query's tokens
 
 
 def search(
@@ -35,22 +36,57 @@ def search(
 ) -> list[list[Hit]]:
     """Returns the k passages that are nearest to each query by cosine, best first; of equals the first come first.
 
-    The corpus is read once, and a few thousand of its vectors are in memory at a time. See `sentence_embeddings` for
-    the vectors of texts, `max_seq_length` and `long_texts`.
+    A model with vectors of tokens finds those with the largest `maxsim`. The corpus is read once, and a few thousand of
+    its vectors are in memory at a time. See `sentence_embeddings` and `multi_vectors` for the vectors of texts,
+    `max_seq_length` and `long_texts`.
 
     Raises: InputError as `sentence_embeddings`.
     """
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
-    query_vectors = sentence_embeddings(bert, queries, kind="query", **options)
+    of_tokens = is_of_tokens(bert)
+    embed: Any = multi_vectors if of_tokens else sentence_embeddings
+    query_vectors = embed(bert, queries, kind="query", **options)
     best: list[list[Hit]] = [[] for _ in queries]
     corpus = iter(corpus)
-    while passages := list(itertools.islice(corpus, BLOCK)):
+    while passages := list(itertools.islice(corpus, TEXTS if of_tokens else BLOCK)):
         texts = [passage.text for passage in passages]
-        vectors = sentence_embeddings(bert, texts, kind="passage", **options)
-        near = nearest(query_vectors, [vectors], min(k, len(passages)))
-        for hits, cosines, numbers in zip(best, near.cosines, near.numbers):
-            hits += [Hit(passages[number], float(c)) for c, number in zip(cosines, numbers)]
-            hits.sort(key=lambda hit: -hit.cosine)  # stable: of equals those before stay first
-            del hits[k:]
+        vectors = embed(bert, texts, kind="passage", **options)
+        few = min(k, len(passages))
+        near = (
+            nearest_texts(query_vectors, vectors, few)
+            if of_tokens
+            else nearest(query_vectors, [vectors], few)
+        )
+        _keep_best(best, near, passages, k)
         beat()
+    return best
+
+
+def _keep_best(best: list[list[Hit]], near: Nearest, passages: Sequence[Passage], k: int) -> None:
+    """Puts what was found among some passages into the best so far."""
+    for hits, scores, numbers in zip(best, near.scores, near.numbers):
+        hits += [Hit(passages[number], float(score)) for score, number in zip(scores, numbers)]
+        hits.sort(key=lambda hit: -hit.cosine)  # stable: of equals those before stay first
+        del hits[k:]
+
+
+def rerank_by_maxsim(
+    bert: Pretrained,
+    queries: Sequence[str],
+    found: Sequence[Sequence[Hit]],
+    k: int = 10,
+    long_texts: str = "cut",
+) -> list[list[Hit]]:
+    """Returns the k best of the passages that were found for each query, by the `maxsim` of a model, best first.
+
+    Passages that were found for several queries are encoded once. Raises: InputError as `multi_vectors`.
+    """
+    asked = multi_vectors(bert, queries, kind="query", long_texts=long_texts)
+    texts = list(dict.fromkeys(hit.passage.text for hits in found for hit in hits))
+    vectors = dict(zip(texts, multi_vectors(bert, texts, kind="passage", long_texts=long_texts)))
+    best = []
+    for query, hits in zip(asked, found):
+        (scores,) = maxsim([query], [vectors[hit.passage.text] for hit in hits])
+        scored = [Hit(hit.passage, float(score)) for hit, score in zip(hits, scores)]
+        best.append(sorted(scored, key=lambda hit: -hit.cosine)[:k])
     return best

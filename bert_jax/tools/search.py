@@ -2,6 +2,9 @@
 """Prints the passages of a corpus that are nearest to each query.
 
 bert_jax search --checkpoint=DIR --corpus=FILE --queries=FILE|- --k=10
+bert_jax search --checkpoint=DIR --corpus=FILE --rerank=maxsim --rerank_model=DIR --candidates=100
+
+With --rerank the passages that are found first, as many as --candidates, are ordered by another model.
 
 A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. What has no
 id has the number of its line, from 1. Each line of queries has a result, which is empty for a blank one; blank passages
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from bert_jax.devices.allocator import reuse_freed_memory
+from bert_jax.errors import InputError
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_writer, read_passages
@@ -33,6 +37,13 @@ QUERIES = flags.DEFINE_string("queries", "-", "file with one query per line; - i
 OUTPUT = flags.DEFINE_string("output", "-", "file to write what is found to; - is standard output")
 is_json = define_format()
 K = flags.DEFINE_integer("k", 10, "passages for each query", lower_bound=1)
+RERANK = flags.DEFINE_enum(
+    "rerank", None, ["maxsim"], "score what is found anew, by vectors of tokens (maxsim)"
+)
+RERANK_MODEL = flags.DEFINE_string("rerank_model", "", "the model that does it, as --checkpoint")
+CANDIDATES = flags.DEFINE_integer(
+    "candidates", 100, "passages for each query that it scores", lower_bound=1
+)
 DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
 
@@ -42,32 +53,39 @@ _SHOWN = 100  # characters of a passage, to people
 def main() -> None:
     """Prints the best passages for each query."""
     cli.check_given(CHECKPOINT, CORPUS)
+    if bool(RERANK.value) != bool(RERANK_MODEL.value):
+        raise InputError("--rerank and --rerank_model go together; give both, or neither")
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, CORPUS.value, QUERIES.value)
     show = _json_of if is_json(OUTPUT.value) else _text_of
     # before JAX starts its threads
     reuse_freed_memory()
-    from bert_jax.inference.search import Passage, search
+    from bert_jax.inference.late_interaction import is_of_tokens
+    from bert_jax.inference.search import Passage, rerank_by_maxsim, search
 
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
     asked = [query.text for query in queries if query.text]
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
-    results = iter(search(bert, asked, corpus, K.value, long_texts=LONG_TEXTS.value))
+    judge = cli.load_model(RERANK_MODEL.value, DTYPE.value) if RERANK.value else None
+    most = K.value if judge is None else max(K.value, CANDIDATES.value)
+    found = search(bert, asked, corpus, most, long_texts=LONG_TEXTS.value)
+    if judge is not None:
+        found = rerank_by_maxsim(judge, asked, found, K.value, LONG_TEXTS.value)
+    results, name = iter(found), "score" if judge or is_of_tokens(bert) else "cosine"
     with open_writer(OUTPUT.value) as write:
         for query in queries:
-            write(show(query, next(results) if query.text else []))
+            write(show(query, next(results) if query.text else [], name))
 
 
-def _json_of(query: "Passage", hits: "list[Hit]") -> str:
+def _json_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
     results = [
-        {"id": hit.passage.id, "cosine": round(hit.cosine, 6), "text": hit.passage.text}
-        for hit in hits
+        {"id": hit.passage.id, name: round(hit.cosine, 6), "text": hit.passage.text} for hit in hits
     ]
     return json.dumps({"id": query.id, "query": query.text, "found": results}, ensure_ascii=False)
 
 
-def _text_of(query: "Passage", hits: "list[Hit]") -> str:
+def _text_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
     lines = [
         f"{hit.cosine:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits
     ]

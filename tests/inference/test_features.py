@@ -65,7 +65,7 @@ def test_vectors_are_those_of_each_text_alone(bert, of_tokens):
 def test_many_short_texts_fill_rows_of_one_length(bert, monkeypatch):
     """In parts, in the order of the texts, so that the vectors of a few thousand tokens are in memory at a time."""
     shapes, sizes = [], []
-    outputs = module._outputs
+    outputs = module.outputs_of
 
     def noted_layers(config, chosen, params, batch):
         """In place of the encoder: the vector of a token is its id."""
@@ -77,7 +77,7 @@ def test_many_short_texts_fill_rows_of_one_length(bert, monkeypatch):
         return outputs(bert, rows, compute)
 
     monkeypatch.setattr(module, "_layers", noted_layers)
-    monkeypatch.setattr(module, "_outputs", noted_outputs)
+    monkeypatch.setattr(module, "outputs_of", noted_outputs)
     monkeypatch.setattr(module, "_TOKENS_AT_ONCE", 600)
     monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 500)
     texts = [f"text {number} " * (number % 5) for number in range(900)]

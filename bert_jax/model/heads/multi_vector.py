@@ -44,7 +44,7 @@ _MOST_PRODUCTS = 1 << 25  # of two tokens, that a device holds at once
 class MultiVectors(Embeddings):
     """The vectors of the tokens of the last layer after a dense layer, of length 1."""
 
-    name = "multi_vector"
+    name = "token_embeddings"
     about_exported = "vectors [B, L, K] of tokens."
     places = "ETS"
 

@@ -14,6 +14,7 @@ from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.heads.spans import SPANS
 from bert_jax.model.heads.tokens import TOKENS
+from bert_jax.settings.finetuning import TaskConfig
 
 # Of heads with the same parts, the one that parameters alone stand for comes first.
 _ALL = (
@@ -21,6 +22,13 @@ _ALL = (
     *(PRETRAINING, MASKED_LM, NEXT_SENTENCE, REPLACED, ENCODER, EMBEDDINGS, MULTI_VECTORS),
 )
 HEADS: dict[str, Head] = {head.name: head for head in _ALL}
+# the heads of embedding models by `EmbeddingConfig.kind`
+EMBEDDING_KINDS: dict[str, Head] = {"dense": EMBEDDINGS, "multi_vector": MULTI_VECTORS}
+
+
+def embedding_head(config: TaskConfig) -> Head:
+    """Returns the head of an embedding model with these settings."""
+    return EMBEDDING_KINDS[config.embedding.kind].as_set(config)
 
 
 def has_parts(head: Head, parts: Iterable[str]) -> bool:

@@ -23,9 +23,8 @@ _STEP = 16  # between the numbers of tokens that texts are padded to: each is a 
 class Nearest(NamedTuple):
     """The nearest vectors of each query, best first."""
 
-    cosines: (
-        np.ndarray
-    )  # [Q, k] float32, or other scores; -inf where there are fewer than k vectors
+    # [Q, k] float32: cosines, or other scores; -inf where there are fewer than k vectors
+    scores: np.ndarray
     numbers: np.ndarray  # [Q, k] int32: their indices among all vectors, or -1
 
 
@@ -59,6 +58,8 @@ def cosines(queries: jax.Array, block: jax.Array) -> jax.Array:
 
 def nearest_texts(queries: Sequence[np.ndarray], texts: Sequence[np.ndarray], k: int) -> Nearest:
     """Returns the k texts with the largest `maxsim` for queries; both are vectors [tokens, K] of each text."""
+    if not queries:
+        return Nearest(np.zeros((0, k), np.float32), np.zeros((0, k), np.int32))
     return nearest(padded(queries), in_padded_blocks(texts), k, maxsim)
 
 

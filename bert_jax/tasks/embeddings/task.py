@@ -13,9 +13,8 @@ import numpy as np
 
 from bert_jax.batch import UNSCORED
 from bert_jax.errors import InputError, shown
-from bert_jax.model.heads.embedding import EMBEDDINGS
-from bert_jax.model.heads.multi_vector import MULTI_VECTORS
-from bert_jax.model.heads.multi_vector import USUAL as USUAL_TOKENS
+from bert_jax.model.heads.multi_vector import USUAL
+from bert_jax.model.heads.table import EMBEDDING_KINDS
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
@@ -31,8 +30,7 @@ from bert_jax.text.tokenizer import Tokenizer
 _DEPTH = 100  # of rankings
 # of each kind: the tokens of a text, and the settings of a model that starts from another
 _USUAL_LENGTH = {"dense": 128, "multi_vector": 180}
-_USUAL = {"dense": EmbeddingConfig(), "multi_vector": USUAL_TOKENS}
-_HEADS = {"dense": EMBEDDINGS, "multi_vector": MULTI_VECTORS}
+_USUAL = {"dense": EmbeddingConfig(), "multi_vector": USUAL}
 # Of `EmbeddingConfig`, what comes from an embedding model that a run starts from, where it is at its default.
 _OF_START = (
     *("kind", "pooling", "projection_size", "projection_activation", "normalize"),
@@ -51,15 +49,12 @@ class Embedded(NamedTuple):
 class EmbeddingTask(Task[TextsExample, Embedded]):
     """A vector for each text."""
 
-    head = EMBEDDINGS
-
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()) -> None:
         """Makes the task, which has no classes. Raises: InputError if a setting cannot be used."""
         kind = config.embedding.kind
         length = config.max_seq_length or _USUAL_LENGTH[kind]
         super().__init__(dataclasses.replace(config, max_seq_length=length))
-        if kind != "dense":
-            self.head = _HEADS[kind]
+        self.head = EMBEDDING_KINDS[kind]
         check_length(self.config)
         self.metric = choose_metric(config, METRICS)
 
@@ -321,7 +316,7 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
     else:
         results = nearest(np.stack(asked), in_blocks(np.stack(searched)), depth)
     ranked = []
-    for query, cosines, numbers in zip(queries, results.cosines, results.numbers):
+    for query, cosines, numbers in zip(queries, results.scores, results.numbers):
         found = [(names[n], float(cosine)) for cosine, n in zip(cosines, numbers) if n >= 0]
         best = [(name, cosine) for name, cosine in found if name not in own[query]][:_DEPTH]
         grades = [truth[query].get(name, 0.0) for name, _ in best]

@@ -21,6 +21,6 @@ def test_the_nearest_are_those_of_a_sort(monkeypatch, count, queries, k):
     found = nearest(asked.astype(np.float32), in_blocks(vectors.astype(np.float32)), k)
     there = min(k, count)
     np.testing.assert_array_equal(found.numbers[:, :there], expected)
-    np.testing.assert_allclose(found.cosines[:, :there], np.take_along_axis(cosines, expected, 1), atol=2e-6)
-    assert (found.numbers[:, there:] == -1).all() and np.isneginf(found.cosines[:, there:]).all()
+    np.testing.assert_allclose(found.scores[:, :there], np.take_along_axis(cosines, expected, 1), atol=2e-6)
+    assert (found.numbers[:, there:] == -1).all() and np.isneginf(found.scores[:, there:]).all()
     assert nearest(np.zeros((0, 6), np.float32), in_blocks(vectors), k).numbers.shape == (0, k)

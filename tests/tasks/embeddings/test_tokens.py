@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts whose tokens are compared: how they are cut, filled up and marked, and how they are found."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from builders import make_pretrained
+
+from bert_jax.batch import UNSCORED, UNSEEN
+from bert_jax.errors import InputError
+from bert_jax.model.heads.table import EMBEDDING_KINDS
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.embeddings import search
+from bert_jax.tasks.embeddings.read import TextsExample
+from bert_jax.tasks.embeddings.search import nearest_texts
+from bert_jax.tasks.embeddings.task import from_start
+from bert_jax.tasks.embeddings.tokens import fit_tokens
+from bert_jax.tokenizing import load_tokenizer
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(make_pretrained(tmp_path_factory.mktemp("start")) / "tokenizer")
+
+
+def config(**settings):
+    settings = {"kind": "multi_vector", "query_length": 7, "query_expansion": 6} | settings
+    return TaskConfig(name="embeddings", max_seq_length=9, embedding=EmbeddingConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_query", "settings", "expected"),
+    [
+        ("ban .", True, {}, ("[CLS] ban . [SEP] [MASK] [MASK]", [0, 0, 0, 0, UNSEEN, UNSEEN])),
+        ("ban .", True, {"expansion_is_seen": True}, ("[CLS] ban . [SEP] [MASK] [MASK]", [0] * 6)),
+        ("ban .", True, {"query_expansion": 0}, ("[CLS] ban . [SEP]", [0] * 4)),
+        ("ban", True, {"query_expansion": 90, "query_length": 5}, ("[CLS] ban [SEP] [MASK] [MASK]", [0, 0, 0, 1, 1])),
+        ("ban " * 9, True, {}, ("[CLS] ban ban ban ban ban [SEP]", [0] * 7)),
+        ("ban . dar", False, {}, ("[CLS] ban . dar [SEP]", [0, 0, UNSCORED, 0, 0])),
+        ("ban . dar", False, {"skipped_words": '["dar", "none"]'}, ("[CLS] ban . dar [SEP]", [0, 0, 0, UNSCORED, 0])),
+        ("ban . dar", False, {"skipped_words": ""}, ("[CLS] ban . dar [SEP]", [0] * 5)),
+        ("ban " * 9, False, {}, ("[CLS] ban ban ban ban ban ban ban [SEP]", [0] * 9)),
+    ],
+)  # fmt: skip
+def test_queries_are_filled_up_and_punctuation_of_passages_does_not_count(
+    tokenizer, text, is_query, settings, expected
+):
+    found = fit_tokens(config(**settings), tokenizer, tokenizer.encode(text), is_query)
+    assert (" ".join(tokenizer.tokens(found.token_ids)), found.marks.tolist()) == expected
+    assert found.was_cut == (len(text) > 20)
+
+
+def test_rows_have_the_marks_of_their_texts(tokenizer):
+    made = make_task(config(query_prompt="the ", passage_prompt="dar "))
+    examples = [TextsExample(("ban", "bas .", "ban . bas")), TextsExample(("ban", "ban"))]
+    (row, alone), _ = made.make_rows(examples, tokenizer, True)
+    texts = ["[CLS] the ban [SEP] [MASK] [MASK]", "[CLS] dar bas . [SEP]", "[CLS] dar ban . bas [SEP]"]
+    assert " ".join(tokenizer.tokens(row.token_ids)) == " ".join(texts) and row.lengths == (6, 5, 6)
+    assert row.marks.tolist() == [0] * 4 + [UNSEEN] * 2 + [0, 0, 0, UNSCORED, 0] + [0, 0, 0, UNSCORED, 0, 0]
+    assert alone.label == (0.0, row.label[1], row.label[1])  # both are queries
+    rows = made.make_rows(examples, tokenizer, False).rows
+    outputs = [RNG.normal(size=(len(row.token_ids), 4)) for row in rows]
+    found = made.decode(examples, rows, outputs)
+    assert [len(vectors) for vectors in found[0].vectors] == [6, 4, 5]
+    np.testing.assert_allclose(found[0].vectors[1], outputs[1][[0, 1, 2, 4]], rtol=1e-6)
+    assert np.shape(made.show(found[0])["embeddings"]) == (6, 4)
+
+
+def score(query, passage):
+    return sum(max(float(one @ other) for other in passage) for one in query)
+
+
+@pytest.mark.parametrize("size", [512, 3])
+def test_texts_are_found_by_the_sum_of_the_largest_products(monkeypatch, size):
+    monkeypatch.setattr(search, "TEXTS", size)
+    draw = lambda count: [RNG.normal(size=(RNG.integers(1, 20), 5)).astype(np.float32) for _ in range(count)]  # noqa: E731
+    queries, texts = draw(3), draw(8)
+    texts[5] = texts[2]  # the first of equals comes first
+    expected = np.array([[score(query, text) for text in texts] for query in queries])
+    found = nearest_texts(queries, texts, 4)
+    order = np.argsort(-expected.round(4), axis=1, kind="stable")[:, :4]
+    assert found.numbers.tolist() == order.tolist()
+    np.testing.assert_allclose(found.scores, np.take_along_axis(expected, order, 1), rtol=1e-5)
+    assert nearest_texts([], texts, 2).scores.shape == (0, 2)
+
+
+def test_a_run_ranks_pairs_by_the_score_and_writes_it(tmp_path):
+    made = make_task(config())
+    examples = [TextsExample(("ban", "ban dar")), TextsExample(("bas", "bas dar"))]
+    unit = np.eye(4, dtype=np.float32)
+    rows = made.make_rows(examples, load_tokenizer(make_pretrained(tmp_path) / "tokenizer"), False).rows
+    outputs = [np.zeros((len(row.token_ids), 4), np.float32) for row in rows]
+    for output, places in zip(outputs, ([0], [0, 1], [2], [2, 1])):
+        output[: len(places)] = unit[places]
+    predictions = made.decode(examples, rows, outputs)
+    assert made.score(examples, predictions)["ndcg@10"] == 1
+    made.write(tmp_path, "dev", examples, predictions)
+    assert (tmp_path / "dev.tsv").read_text().split("\n")[1].split("\t")[-1].startswith("1")
+
+
+def test_a_new_model_has_the_settings_of_its_kind_unless_others_are_given():
+    asked = TaskConfig(name="embeddings", max_seq_length=0, embedding=EmbeddingConfig(kind="multi_vector"))
+    dense = TaskConfig(embedding=EmbeddingConfig(projection_size=8, query_prompt="q: "))
+    for start in (None, dense):
+        task, lines = from_start(asked, start)
+        settings = task.embedding
+        assert (settings.projection_size, settings.projection_activation, settings.query_prompt) == (128, "none", "")
+        assert task.max_seq_length == 180 and lines == []
+    narrow = dataclasses.replace(asked.embedding, projection_size=16)
+    own, _ = from_start(dataclasses.replace(asked, embedding=narrow), None)
+    assert own.embedding.projection_size == 16
+    again, (line,) = from_start(TaskConfig(max_seq_length=0), own)
+    assert again.embedding == own.embedding and again.max_seq_length == 180
+    assert line.startswith('from it: kind "multi_vector", pooling "mean", projection_size 16, projection_activation')
+    head = EMBEDDING_KINDS["multi_vector"].as_set(again)
+    assert head.settings == again.embedding and head.longest == 180 and head.parts == ("projection",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"pooling": "cls"}, "pooling, kept_dimensions and dimensions are of one vector"),
+        ({"dimensions": "4"}, "pooling, kept_dimensions and dimensions are of one vector"),
+        ({"loss": "triplet"}, "has the loss infonce in one direction"),
+        ({"both_directions": True}, "has the loss infonce in one direction"),
+        ({"skipped_words": "the"}, 'skipped_words "the" is no list of tokens; give punctuation, or as JSON'),
+        ({"skipped_words": "[1]"}, "is no list of tokens"),
+        ({"query_length": 4}, "query_length 4 is not from 5"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(settings, problem):
+    with pytest.raises(InputError, match=problem):
+        config(**settings).validate()
+
+
+def test_what_cannot_be_learnt_is_named(tokenizer):
+    made = make_task(config())
+    with pytest.raises(InputError, match="are not learnt from graded pairs"):
+        made.settle([TextsExample(("ban", "bas"), 1.0)])
+    made = make_task(config(query_prompt="the ban bas dar the "))
+    with pytest.raises(InputError, match="has 5 tokens, and query_length 7 leaves no room"):
+        made.make_rows([TextsExample(("ban", "bas"))], tokenizer, True)
