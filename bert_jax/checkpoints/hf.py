@@ -29,6 +29,7 @@ from bert_jax.checkpoints.hf_weights import (
     write_weights,
 )
 from bert_jax.checkpoints.hub import import_hub
+from bert_jax.checkpoints.multi_vector import read_multi_vector
 from bert_jax.checkpoints.names import (
     Arrays,
     Imported,
@@ -40,11 +41,10 @@ from bert_jax.checkpoints.names import (
 from bert_jax.checkpoints.sentence_transformers import activation_path, read_pipeline, read_reranker
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
-from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.sequence import SEQUENCES
-from bert_jax.model.heads.table import HEADS, head_of, infer_head
+from bert_jax.model.heads.table import HEADS, embedding_head, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, model_size
@@ -103,11 +103,13 @@ def load_hf(folder: Folder) -> Imported:
         params = to_params(read, shapes, "hf", config, name, kind)
     notes += find_not_finite(params, name)
     with files.reading(str(folder.path)):
-        pipeline = read_pipeline(folder, config, tokenizer.lowercase)
+        pipeline = read_multi_vector(folder, config, tokenizer)
+        pipeline = pipeline or read_pipeline(folder, config, tokenizer.lowercase)
     if pipeline:
         notes += pipeline.notes
         whole, own = params | pipeline.params, to_dict(pipeline.settings)
-        return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), "", own)
+        name = embedding_head(pipeline.settings).name
+        return Imported(config, whole, tokenizer, name, (), tuple(notes), "", own)
     present = parts_of(params)
     missing = sorted(set(declared.parts_in(config)) - set(present)) if declared else []
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]

@@ -26,15 +26,15 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.writing import write_json
 
-_ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
+ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
 _LENGTHS = (
-    _LENGTH,
+    LENGTH,
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")),
 )
 # types of modules
 _TYPES = (
-    r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:\w+\.)*"
-    "(Transformer|Pooling|Dropout|Dense|Normalize)"
+    r"(?:sentence_transformers\.(?:models|(?:base|sentence_transformer|multi_vector_encoder)\.modules)"
+    r"|pylate\.models)\.(?:\w+\.)*(Transformer|Pooling|Dropout|Dense|Normalize|MultiVectorMask)"
 )
 # Ours -> pooling_mode_* before version 6, where several stand in this order, and the name since.
 _POOLINGS = {
@@ -46,7 +46,7 @@ _POOLINGS = {
     "last": ("lasttoken", "lasttoken"),
 }
 _OLD = {f"pooling_mode_{old}": ours for ours, (old, _) in _POOLINGS.items()}
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "tanh": "torch.nn.modules.activation.Tanh",
     "relu": "torch.nn.modules.activation.ReLU",
     "gelu": "torch.nn.modules.activation.GELU",
@@ -54,8 +54,8 @@ _ACTIVATIONS = {
     "none": "torch.nn.modules.linear.Identity",
 }
 # names of prompts; of passages the first that has a text
-_QUERY, _PASSAGES = "query", ("document", "passage", "corpus")
-_ALONE = f"to use its model alone, remove {MODULES} from a copy"
+QUERY, PASSAGES = "query", ("document", "passage", "corpus")
+ALONE = f"to use its model alone, remove {MODULES} from a copy"
 
 # The options of each module, and the values that are computed here; () is read below.
 _OF_ALL: dict[str, tuple] = dict.fromkeys(
@@ -63,13 +63,13 @@ _OF_ALL: dict[str, tuple] = dict.fromkeys(
 )
 _SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "out_features")
 _POOLING = _OF_ALL | dict.fromkeys((*_SIZES[:2], "pooling_mode", "include_prompt", *_OLD), ())
-_DENSE = (
+DENSE = (
     _OF_ALL
     | dict.fromkeys((*_SIZES[2:], "activation_function"), ())
     | {"bias": (None, True, False), "use_residual": (None, False)}
 )
-_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-_TRANSFORMER = {
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+TRANSFORMER = {
     "transformer_task": (None, "feature-extraction"),
     "module_output_name": (None, "token_embeddings"),
     "processing_kwargs": (None, {}),
@@ -97,21 +97,19 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
 
     Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
-    inside = re.fullmatch(r"\d+_Transformer", folder.path.name)
-    # Older versions have the model in a folder of its own, and the list of modules above it.
-    home = open_folder(folder.path.parent) if inside else folder
+    home = home_of(folder)
     if MODULES not in home:
         return None
-    about, where = home.object(_ABOUT), home / _ABOUT
-    modules = _modules(home, folder)
+    about, where = home.object(ABOUT), home / ABOUT
+    modules = modules_of(home, folder)
     kinds = [kind for kind, _ in modules]
     if about.get("model_type") == "CrossEncoder" and kinds == ["Transformer"]:
         return None  # a reranker, a model with a head as others are
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
         what = f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
-        raise InputError(f"{home / MODULES} has {what}, which cannot be computed here; {_ALONE}")
-    _allow(about, {"model_type": (None, "SentenceTransformer")}, where)
-    prompts, notes = _prompts(about, where)
+        raise InputError(f"{home / MODULES} has {what}, which cannot be computed here; {ALONE}")
+    allow(about, {"model_type": (None, "SentenceTransformer")}, where)
+    prompts, notes = read_prompts(about, where)
     similarity = about.get("similarity_fn_name")
     if similarity not in (None, "cosine", "dot" if "Normalize" in kinds else None):
         notes.append(
@@ -126,7 +124,7 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
     options: dict[str, Any] = {"pooling": ",".join(poolings), "normalize": "Normalize" in kinds}
     params: Params = {}
     if "Dense" in folders:
-        dense, params = _dense(folders["Dense"], model.hidden_size * len(poolings))
+        dense, params = read_dense(folders["Dense"], model.hidden_size * len(poolings))
         options |= dense
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
     # One that is no smaller than the vector cuts nothing.
@@ -134,15 +132,21 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
         options["kept_dimensions"] = kept
     if "Normalize" in folders:
         where = folders["Normalize"] / "config.json"
-        _allow(folders["Normalize"].object("config.json"), _OF_ALL, where)
-    _check_transformer(folder)
-    length = _length(folder, model, lowercase)
+        allow(folders["Normalize"].object("config.json"), _OF_ALL, where)
+    check_transformer(folder)
+    length = read_length(folder, model, lowercase)
     embedding = EmbeddingConfig(**options, **prompts)
     settings = TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding)
     return Pipeline(settings, params, notes)
 
 
-def _modules(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
+def home_of(folder: Folder) -> Folder:
+    """Returns the folder with the list of modules, of a model's: older versions have the model in one of its own."""
+    inside = re.fullmatch(r"\d+_Transformer", folder.path.name)
+    return open_folder(folder.path.parent) if inside else folder
+
+
+def modules_of(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
     """Returns the kind and the folder of each module, one without files where there is none."""
     path, modules = home / MODULES, []
     with reading(str(path)):
@@ -151,7 +155,7 @@ def _modules(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
         own = re.fullmatch(_TYPES, str(kind))
         if own is None:
             raise InputError(
-                f"{path} has the module {shown(kind)}, which cannot be computed here; {_ALONE}"
+                f"{path} has the module {shown(kind)}, which cannot be computed here; {ALONE}"
             )
         if place != "":
             schema.check(place, schema.FileName, f"{path}: the path of {own[1]}", "copy it again")
@@ -168,18 +172,19 @@ def _modules(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
     return modules
 
 
-def _allow(about: JsonObject, options: Mapping[str, tuple], where: Path) -> None:
+def allow(about: JsonObject, options: Mapping[str, tuple], where: Path) -> None:
     """Raises: InputError if an option has another value than those that it may have; () allows any."""
     for option, allowed in options.items():
         if allowed and about.get(option) not in allowed:
-            raise _cannot(where, option, about[option])
+            raise cannot(where, option, about[option])
 
 
-def _cannot(where: Path, option: str, value: object) -> InputError:
-    return InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+def cannot(where: Path, option: str, value: object) -> InputError:
+    """Returns the error for an option with a value that cannot be computed here."""
+    return InputError(f"{where}: {option} {shown(value)} cannot be computed here; {ALONE}")
 
 
-def _config(folder: Folder, options: Mapping[str, tuple]) -> tuple[JsonObject, Path]:
+def config_of(folder: Folder, options: Mapping[str, tuple]) -> tuple[JsonObject, Path]:
     """Returns the options of a module, and their file. Raises: InputError if one is unknown, or as `_allow`."""
     where = folder / "config.json"
     folder.json("config.json")  # which must be there
@@ -187,9 +192,9 @@ def _config(folder: Folder, options: Mapping[str, tuple]) -> tuple[JsonObject, P
     for option in about.keys() - options.keys():
         if about[option] is not None:
             raise InputError(
-                f"{where} has the option {shown(option)}, which is not known here; {_ALONE}"
+                f"{where} has the option {shown(option)}, which is not known here; {ALONE}"
             )
-    _allow(about, options, where)
+    allow(about, options, where)
     return about, where
 
 
@@ -203,7 +208,7 @@ def read_reranker(
 
     Raises: InputError for an activation that cannot be computed here.
     """
-    about = folder.object(_ABOUT) if MODULES in folder else {}
+    about = folder.object(ABOUT) if MODULES in folder else {}
     older = settings.get("sbert_ce_default_activation_function")
     of_library = settings.get("sentence_transformers")
     named = of_library.get("activation_fn") if isinstance(of_library, Mapping) else None
@@ -236,7 +241,7 @@ def read_reranker(
         activation, because = "sigmoid", "by default"
     what = "output" if activation == "none" else f"{activation} of the output"
     notes.append(f"the number that is predicted is the {what}, {because}")
-    length = _length(folder, model, lowercase)
+    length = read_length(folder, model, lowercase)
     if activation == "none" and length == model.max_positions:
         return None, notes
     activation = activation.removesuffix("none")
@@ -245,12 +250,12 @@ def read_reranker(
 
 def activation_path(activation: str) -> str:
     """Returns the name of torch's class of a `TaskConfig.activation`."""
-    return _ACTIVATIONS[activation or "none"]
+    return ACTIVATIONS[activation or "none"]
 
 
 def _activation(name: object) -> str:
     """Returns our name of a class of torch, given one of its two names; "" if there is none."""
-    classes = {path.rpartition(".")[2]: (path, ours) for ours, path in _ACTIVATIONS.items()}
+    classes = {path.rpartition(".")[2]: (path, ours) for ours, path in ACTIVATIONS.items()}
     short = str(name).rpartition(".")[2]
     path, ours = classes.get(short, ("", ""))
     return ours if name in (path, f"torch.nn.{short}") else ""
@@ -271,7 +276,7 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
             "in_features": len(params["projection"]["kernel"]),
             "out_features": size,
             "bias": True,
-            "activation_function": _ACTIVATIONS[embedding.projection_activation],
+            "activation_function": ACTIVATIONS[embedding.projection_activation],
         }
     if embedding.normalize:
         configs["Normalize"] = {}
@@ -292,34 +297,34 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
         own = f"sentence_transformers.models.{kind}"
         modules.append({"idx": number, "name": str(number), "path": path, "type": own})
     prompts = json.loads(embedding.other_prompts or "{}")
-    prompts |= {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
+    prompts |= {QUERY: embedding.query_prompt, PASSAGES[0]: embedding.passage_prompt}
     default = embedding.default_prompt or None
     about: JsonObject = {
         "model_type": "SentenceTransformer",
         "prompts": prompts,
         "similarity_fn_name": "cosine",
-        "default_prompt_name": default if default in (None, *prompts) else _PASSAGES[0],
+        "default_prompt_name": default if default in (None, *prompts) else PASSAGES[0],
     }
     if embedding.kept_dimensions:
         about["truncate_dim"] = embedding.kept_dimensions
     length = {"max_seq_length": settings.max_seq_length, "do_lower_case": False}
-    write_json(directory / _ABOUT, about)
-    write_json(directory / _LENGTH, length)
+    write_json(directory / ABOUT, about)
+    write_json(directory / LENGTH, length)
     write_json(directory / MODULES, modules)
 
 
-def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
+def read_prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prompts, and notes."""
     prompts, default = about.get("prompts") or {}, about.get("default_prompt_name")
     schema.check(prompts, dict[str, str | None], f"{where}: prompts", "correct them")
-    if default not in (None, _QUERY, _PASSAGES[0], *prompts):
+    if default not in (None, QUERY, PASSAGES[0], *prompts):
         raise InputError(
             f"{where}: default_prompt_name {shown(default)} is not the name of a prompt; correct it"
         )
     texts = {name: text for name, text in prompts.items() if text}
-    passage = next((name for name in _PASSAGES if name in texts), "")
+    passage = next((name for name in PASSAGES if name in texts), "")
     notes = []
-    if passage not in ("", _PASSAGES[0]):
+    if passage not in ("", PASSAGES[0]):
         notes.append(
             f"passages take the prompt named {passage}, as there is none named document; sentence-transformers' "
             "encode_document gives them none"
@@ -328,9 +333,9 @@ def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]
     if default not in texts:
         default = ""
     settings = {
-        "query_prompt": texts.pop(_QUERY, ""),
+        "query_prompt": texts.pop(QUERY, ""),
         "passage_prompt": texts.pop(passage, ""),
-        "default_prompt": _PASSAGES[0] if default and default == passage else default,
+        "default_prompt": PASSAGES[0] if default and default == passage else default,
         "other_prompts": json.dumps(texts, ensure_ascii=False) if texts else "",
     }
     return settings, notes
@@ -338,7 +343,7 @@ def _prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]
 
 def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     """Returns the names of what stands side by side in a vector."""
-    about, where = _config(folder, _POOLING)
+    about, where = config_of(folder, _POOLING)
     modes: Any = about.get("pooling_mode", "mean")  # the default there
     if "pooling_mode" not in about and about.keys() & _OLD.keys():
         # In the order in which sentence-transformers joins them, which is not that of the file.
@@ -346,19 +351,21 @@ def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     modes = [modes] if isinstance(modes, str) else modes
     known = {theirs: ours for ours, (_, theirs) in _POOLINGS.items()}
     if not isinstance(modes, list) or not modes or not all(mode in list(known) for mode in modes):
-        raise _cannot(where, "pooling_mode", modes)
+        raise cannot(where, "pooling_mode", modes)
     if not about.get("include_prompt", True) and has_prompts:
-        raise _cannot(where, "include_prompt", False)
+        raise cannot(where, "include_prompt", False)
     return [known[mode] for mode in modes]
 
 
-def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
+def read_dense(
+    folder: Folder, input_size: int, options: Mapping[str, tuple] = DENSE
+) -> tuple[dict[str, Any], Params]:
     """Returns the settings of a dense layer, and its parameters."""
-    about, where = _config(folder, _DENSE)
-    given = about.get("activation_function", _ACTIVATIONS["tanh"])
+    about, where = config_of(folder, options)
+    given = about.get("activation_function", ACTIVATIONS["tanh"])
     activation = _activation(given)
     if activation in ("", "sigmoid"):
-        raise _cannot(where, "activation_function", given)
+        raise cannot(where, "activation_function", given)
     tensors, size = read_tensors(folder), about.get("out_features")
     shapes = {"linear.weight": (size, input_size), "linear.bias": (size,)}
     if about.get("bias") is False:
@@ -376,29 +383,29 @@ def _dense(folder: Folder, input_size: int) -> tuple[dict[str, Any], Params]:
     return settings, {"projection": arrays}
 
 
-def _check_transformer(folder: Folder) -> None:
+def check_transformer(folder: Folder, options: Mapping[str, tuple] = TRANSFORMER) -> None:
     """Raises: InputError if a model is not used as the encoder that it is here."""
-    about, where = _of_transformer(folder)
-    _allow(about, _TRANSFORMER, where)
-    modalities = about.get("modality_config", {"text": _FORWARD})
-    if not isinstance(modalities, dict) or modalities.get("text") != _FORWARD:
-        raise _cannot(where, "modality_config", modalities)
+    about, where = options_of_transformer(folder)
+    allow(about, options, where)
+    modalities = about.get("modality_config", {"text": FORWARD})
+    if not isinstance(modalities, dict) or modalities.get("text") != FORWARD:
+        raise cannot(where, "modality_config", modalities)
     for option, value in about.items():
         if re.fullmatch(_ARGUMENTS, option) and not set(value or ()) <= _HARMLESS:
-            raise _cannot(where, option, value)
+            raise cannot(where, option, value)
 
 
-def _of_transformer(folder: Folder) -> tuple[JsonObject, Path]:
+def options_of_transformer(folder: Folder) -> tuple[JsonObject, Path]:
     """Returns how the model is used, {} if no file says it, and the file."""
-    name = next((name for name in _LENGTHS if folder.object(name)), _LENGTH)
+    name = next((name for name in _LENGTHS if folder.object(name)), LENGTH)
     return folder.object(name), folder / name
 
 
-def _length(folder: Folder, model: ModelConfig, lowercase: bool) -> int:
+def read_length(folder: Folder, model: ModelConfig, lowercase: bool) -> int:
     """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
-    about, where = _of_transformer(folder)
+    about, where = options_of_transformer(folder)
     if about.get("do_lower_case") and not lowercase:
-        raise _cannot(where, "do_lower_case beside a cased tokenizer", True)
+        raise cannot(where, "do_lower_case beside a cased tokenizer", True)
     of_tokenizer = folder.object("tokenizer_config.json").get("model_max_length")
     limit = about.get("max_seq_length") or of_tokenizer or model.max_positions
     number = Annotated[float, schema.Meta(ge=0)]

@@ -116,9 +116,11 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     to = _TO.value or "hf"
     from bert_jax.checkpoints.hf import left_out, save_hf
     from bert_jax.checkpoints.model_card import gather_records, model_card
+    from bert_jax.checkpoints.multi_vector import write_multi_vector
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.sentence_transformers import write_pipeline
     from bert_jax.inference.compare import differences
+    from bert_jax.inference.late_interaction import is_of_tokens
     from bert_jax.model.objective import count_parameters
     from bert_jax.settings.finetuning import TaskConfig
     from bert_jax.settings.rules import to_dict
@@ -158,7 +160,8 @@ def _convert(output: Place, shown: str) -> "Pretrained":
                 notes.append(
                     "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
                 )
-            options["write_more"] = lambda folder: write_pipeline(folder, settings, bert.params)
+            write = write_multi_vector if is_of_tokens(bert) else write_pipeline
+            options["write_more"] = lambda folder: write(folder, settings, bert.params)
             params = {name: part for name, part in params.items() if name == "encoder"}
         notes += save_hf(
             output, bert.config, params, bert.tokenizer, bert.task, bert.labels, **options

@@ -2,6 +2,7 @@
 """Vectors beside sentence-transformers' own, both ways; losses and ranking scores beside its own."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 import zipfile
@@ -293,3 +294,149 @@ def test_ranking_scores_are_its_own(st):
             "map@100": expected["map@k"][100],
         }
     )
+
+
+# Vectors of tokens
+
+
+def multi_vector(tmp_path, **settings):
+    """Returns a model with vectors of tokens, and its directory."""
+    usual = {"projection_size": 8, "query_length": 12}
+    settings = usual | settings | ({} if "projection_size" in settings else {"projection_activation": "none"})
+    task = TaskConfig("embeddings", 20, embedding=EmbeddingConfig(kind="multi_vector", **settings))
+    kernel = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
+    params = random_params(parts=()) | ({"projection": {"kernel": kernel}} if settings["projection_size"] else {})
+    bert = Pretrained(tiny_model(), params, make_tokenizer(203), "token_embeddings", task_settings=to_dict(task))
+    save_pretrained(bert, tmp_path / "own")
+    return bert, tmp_path / "own"
+
+
+SHORT = ["abc def", "ghi jkl abc, mno. pqr!", "x", "abc " * 30]
+
+
+def assert_same_tokens(bert, theirs, texts=SHORT, names=()):
+    """Asserts that vectors of queries, passages and other texts are within 1e-5, and the scores."""
+    with pytest.warns(bert_jax.CutWarning):
+        pairs = [
+            (bert_jax.multi_vectors(bert, texts, kind="query"), theirs.encode_query(texts)),
+            (bert_jax.multi_vectors(bert, texts, kind="passage"), theirs.encode_document(texts)),
+            (bert_jax.multi_vectors(bert, texts), theirs.encode(texts)),
+            *(
+                (bert_jax.multi_vectors(bert, texts, kind=name), theirs.encode(texts, prompt_name=name))
+                for name in names
+            ),
+        ]
+    for ours, expected in pairs:
+        for one, other in zip(ours, expected, strict=True):
+            np.testing.assert_allclose(one, np.asarray(other), atol=1e-5)
+    scores = np.asarray(theirs.similarity(pairs[0][1], pairs[1][1]))
+    np.testing.assert_allclose(bert_jax.maxsim(pairs[0][0], pairs[1][0]), scores, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"query_expansion": 12, "query_prompt": "ab ", "passage_prompt": "cd "},
+        {"query_expansion": 12, "expansion_is_seen": True, "skipped_words": "", "normalize": True},
+        {"query_expansion": 6, "skipped_words": '["a", "##b"]', "other_prompts": '{"sts": "ef "}'},
+        {"query_expansion": 0, "projection_size": 0, "default_prompt": "query", "query_prompt": "ab "},
+    ],
+)
+def test_it_loads_our_vectors_of_tokens(st, tmp_path, settings):
+    bert, own = multi_vector(tmp_path, **settings)
+    convert(own, tmp_path / "st")
+    theirs = st.MultiVectorEncoder(str(tmp_path / "st"), device="cpu")
+    assert_same_tokens(bert, theirs, names=["sts"] if "other_prompts" in settings else ())
+    again = bert_jax.load_pretrained(tmp_path / "st")
+    assert again.embedding == bert.embedding
+    theirs.save(str(tmp_path / "saved"))
+    assert_same_tokens(bert_jax.load_pretrained(tmp_path / "saved"), theirs)
+
+
+@pytest.mark.parametrize(
+    ("expansion", "lengths", "words"),
+    [
+        ({"strategy": "fixed", "length": 16}, {"document_length": 24}, [".", ",", "zzz"]),
+        ({"strategy": "min", "length": 8, "attend": True}, {"query_length": 20}, None),
+        (None, {"query_length": 10, "document_length": 18}, None),
+        ({"strategy": "min", "length": 8, "token": "[MASK]"}, {}, None),
+    ],
+)
+def test_we_load_its_vectors_of_tokens(st, small, tmp_path, expansion, lengths, words):
+    import torch
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    torch.manual_seed(1)
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    model = Transformer(str(small[0]), max_seq_length=30, query_expansion=expansion, **lengths)
+    dense = Dense(32, 16, bias=False, activation_function=torch.nn.Identity(), **names)
+    theirs = st.MultiVectorEncoder(
+        modules=[model, dense, MultiVectorMask(skiplist_words=words), Normalize(**names)],
+        prompts={"query": "find: ", "document": "the ", "sts": "small "},
+        device="cpu",
+    )
+    theirs.save(str(tmp_path / "st"))
+    bert = bert_jax.load_pretrained(tmp_path / "st")
+    texts = [*TEXTS, "a small, small house."]
+    if "document_length" not in lengths:  # a text that is neither is cut as passages are here
+        assert_same_tokens(bert, theirs, texts, ["sts"])
+    else:
+        with pytest.warns(bert_jax.CutWarning):
+            pairs = [
+                (bert_jax.multi_vectors(bert, texts, kind="query"), theirs.encode_query(texts)),
+                (bert_jax.multi_vectors(bert, texts, kind="passage"), theirs.encode_document(texts)),
+            ]
+        for ours, expected in pairs:
+            for one, other in zip(ours, expected, strict=True):
+                np.testing.assert_allclose(one, np.asarray(other), atol=1e-5)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "ColBERT", "skiplist_words": [".", ","]},
+        {"attend_to_expansion_tokens": True},
+        {"model_type": "ColBERT", "do_query_expansion": False},
+    ],
+)
+def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp_path, options, special):
+    """Made by hand, as PyLate 1.4 writes them: its own layer, and the rest among the options."""
+    import torch
+    import transformers
+    from safetensors.numpy import save_file
+
+    directory = tmp_path / "pylate"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(small[0]))
+    tokens = [transformers.AddedToken(f"[{name}] ", normalized=not special, special=special) for name in "QD"]
+    tokenizer.add_tokens(tokens)
+    tokenizer.pad_token = "[MASK]"
+    torch.manual_seed(2)
+    model = transformers.BertModel.from_pretrained(str(small[0]))
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    write = lambda name, content: (directory / name).write_text(json.dumps(content))  # noqa: E731
+    (directory / "1_Dense").mkdir()
+    write("modules.json", [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
+    ])  # fmt: skip
+    write("sentence_bert_config.json", {"max_seq_length": 22, "do_lower_case": False})
+    write("1_Dense/config.json", {
+        "in_features": 32, "out_features": 8, "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity", "use_residual": False,
+    })  # fmt: skip
+    weight = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)
+    save_file({"linear.weight": weight}, directory / "1_Dense" / "model.safetensors")
+    usual = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 14, "document_length": 22,
+             "similarity_fn_name": "MaxSim", "prompts": {}, "default_prompt_name": None}  # fmt: skip
+    write("config_sentence_transformers.json", usual | options)
+    theirs = st.MultiVectorEncoder(str(directory), device="cpu")
+    bert = bert_jax.load_pretrained(directory)
+    assert bert.tokenizer.encode("[Q] the") == [bert.tokenizer.id_of("[Q] "), bert.tokenizer.id_of("the")]
+    assert_same_tokens(bert, theirs, [*TEXTS, "a small, small house."])
+    convert(directory, tmp_path / "again")
+    again = st.MultiVectorEncoder(str(tmp_path / "again"), device="cpu")
+    assert_same_tokens(bert, again, [*TEXTS, "a small, small house."])

@@ -4,6 +4,7 @@
 Source: Khattab and Zaharia 2020, "ColBERT"; Santhanam et al. 2022, "ColBERTv2", for distillation.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -35,9 +36,9 @@ from bert_jax.model.parts import Dense
 from bert_jax.model.product import widened
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 
-USUAL = EmbeddingConfig(
-    kind="multi_vector", projection_size=128, projection_activation="none", normalize=True
-)
+_PLAIN = EmbeddingConfig(kind="multi_vector")
+# of a model that is to be trained
+USUAL = dataclasses.replace(_PLAIN, projection_size=128, projection_activation="none")
 _MOST_PRODUCTS = 1 << 25  # of two tokens, that a device holds at once
 
 
@@ -48,7 +49,7 @@ class MultiVectors(Embeddings):
     about_exported = "vectors [B, L, K] of tokens."
     places = "ETS"
 
-    def __init__(self, settings: EmbeddingConfig = USUAL, longest: int = 0) -> None:
+    def __init__(self, settings: EmbeddingConfig = _PLAIN, longest: int = 0) -> None:
         """Makes the head of texts of up to `longest` tokens; 0 is as many as a batch has."""
         super().__init__(settings)
         self.longest = longest

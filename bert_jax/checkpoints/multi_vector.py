@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of models with a vector for each token (ColBERT): sentence-transformers' MultiVectorEncoder and PyLate's.
+
+The modules stand around the model as those of one vector do: a dense layer, which tokens count, normalization. PyLate
+keeps all but the layer in config_sentence_transformers.json.
+"""
+
+import json
+import re
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from bert_jax.checkpoints.hf_extras import MODULES
+from bert_jax.checkpoints.hf_weights import WEIGHTS, write_weights
+from bert_jax.checkpoints.names import find_not_finite
+from bert_jax.checkpoints.sentence_transformers import (
+    ABOUT,
+    ACTIVATIONS,
+    ALONE,
+    DENSE,
+    FORWARD,
+    LENGTH,
+    PASSAGES,
+    QUERY,
+    TRANSFORMER,
+    Pipeline,
+    allow,
+    cannot,
+    check_transformer,
+    config_of,
+    home_of,
+    modules_of,
+    options_of_transformer,
+    read_dense,
+    read_length,
+    read_prompts,
+)
+from bert_jax.errors import InputError
+from bert_jax.model.objective import Params
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.model import ModelConfig
+from bert_jax.storage import schema
+from bert_jax.storage.files import JsonObject
+from bert_jax.storage.folder import Folder
+from bert_jax.storage.writing import write_json
+from bert_jax.text.tokenizer import Tokenizer
+
+_TOKENS = "token_embeddings"
+_OURS, _PYLATE = "MultiVectorEncoder", "ColBERT"
+_OF_PYLATE = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens")
+_PUNCTUATION = list(string.punctuation)
+_ORDER = "Transformer( Dense)?(( MultiVectorMask)?( Normalize)?| Normalize MultiVectorMask)"
+_TYPES = "sentence_transformers.base.modules."
+_KINDS = {
+    "Transformer": f"{_TYPES}transformer.Transformer",
+    "Dense": f"{_TYPES}dense.Dense",
+    "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
+    "Normalize": f"{_TYPES}normalize.Normalize",
+}
+
+# The options of each module, and the values that are computed here; () is read below.
+_OF_ALL: dict[str, tuple] = dict.fromkeys(
+    ("module_input_name", "module_output_name"), (None, _TOKENS)
+)
+_DENSE = DENSE | _OF_ALL | {"bias": (None, False)}
+_MASK = {
+    "skiplist_words": (),
+    "skiplist_tasks": (None, ["document"]),
+    "keep_only_token_ids": (None,),
+}
+_LENGTHS = ("query_length", "document_length")
+_TRANSFORMER = TRANSFORMER | dict.fromkeys((*_LENGTHS, "query_expansion"), ())
+_Length = Annotated[int, schema.Meta(ge=5)]
+
+
+def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) -> Pipeline | None:
+    """Returns the modules around a model in a directory; None if it is not one of vectors of tokens.
+
+    Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
+    """
+    home = home_of(folder)
+    if MODULES not in home:
+        return None
+    about, where = home.object(ABOUT), home / ABOUT
+    kind = about.get("model_type")
+    is_pylate = kind == _PYLATE or any(name in about for name in _OF_PYLATE)
+    if kind != _OURS and not is_pylate:
+        return None
+    modules = modules_of(home, folder)
+    kinds = " ".join(kind for kind, _ in modules)
+    if not re.fullmatch(_ORDER, kinds):
+        what = f"the modules {kinds.replace(' ', ', ') or 'of an empty list'}, in this order"
+        raise InputError(f"{home / MODULES} has {what}, which cannot be computed here; {ALONE}")
+    allow(about, {"similarity_fn_name": (None, "maxsim", "MaxSim")}, where)
+    folders = dict(modules)
+    options: dict[str, Any] = {"normalize": "Normalize" in folders or is_pylate}
+    params, notes = {}, []
+    if "Dense" in folders:
+        dense, params = read_dense(folders["Dense"], model.hidden_size, _DENSE)
+        del params["projection"]["bias"]
+        options |= dense
+        notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
+    if "Normalize" in folders:
+        config = folders["Normalize"].object("config.json")
+        allow(config, _OF_ALL, folders["Normalize"] / "config.json")
+    words, of_words = about.get("skiplist_words"), where
+    if words is None and is_pylate:
+        words = _PUNCTUATION
+    if "MultiVectorMask" in folders:
+        mask, of_words = config_of(folders["MultiVectorMask"], _MASK)
+        words = mask.get("skiplist_words")
+    schema.check(words or [], list[str], f"{of_words}: skiplist_words", "correct them")
+    unknown = [word for word in words or [] if word not in tokenizer.pieces.ids]
+    if unknown:
+        notes.append(
+            f"of skiplist_words the vocabulary lacks {' '.join(unknown)[:80]}, so they leave out nothing"
+        )
+    options["skipped_words"] = "punctuation" if words == _PUNCTUATION else ""
+    if words and words != _PUNCTUATION:
+        options["skipped_words"] = json.dumps(words, ensure_ascii=False)
+    check_transformer(folder, _TRANSFORMER)
+    prompts, more = read_prompts(_with_prefixes(about), where)
+    length = read_length(folder, model, tokenizer.lowercase)
+    of_model, of_lengths = options_of_transformer(folder)
+    if is_pylate:
+        of_model, of_lengths = of_model | _expansion_of_pylate(about), where
+    for name in _LENGTHS:
+        schema.check(of_model.get(name), _Length | None, f"{of_lengths}: {name}", "correct it")
+    options |= _lengths_of_queries(of_model, of_lengths, length, tokenizer)
+    most = min(of_model.get("document_length") or length, model.max_positions)
+    options["query_length"] = min(options["query_length"], model.max_positions)
+    embedding = EmbeddingConfig(kind="multi_vector", **options, **prompts)
+    settings = TaskConfig(name="embeddings", max_seq_length=most, embedding=embedding)
+    _check_prefixes(about, tokenizer, where)
+    return Pipeline(settings, params, [*notes, *more])
+
+
+def _with_prefixes(about: JsonObject) -> JsonObject:
+    """Returns the options with PyLate's prefixes as the beginning of prompts."""
+    prompts = dict(about.get("prompts") or {})
+    for name, prefix in (("query", "query_prefix"), ("document", "document_prefix")):
+        before = about.get(prefix) or ""
+        schema.check(before, str, prefix, "correct it")
+        if before:
+            prompts[name] = before + str(prompts.get(name) or "").removeprefix(before)
+    return about | {"prompts": prompts}
+
+
+def _check_prefixes(about: JsonObject, tokenizer: Tokenizer, where: Path) -> None:
+    """Raises: InputError if a prefix of PyLate's, which is a token there, is none of the tokenizer's."""
+    for name in ("query_prefix", "document_prefix"):
+        prefix = about.get(name)
+        if prefix and len(tokenizer.encode(prefix)) != 1:
+            tokens = " ".join(tokenizer.tokenize(prefix))
+            raise InputError(
+                f"{where}: {name} {prefix!r} is no token of the tokenizer, which makes {tokens[:60]} of it; add it to "
+                "added_tokens in tokenizer.json, with its id"
+            )
+
+
+def _expansion_of_pylate(about: JsonObject) -> JsonObject:
+    """Returns lengths and query expansion as sentence-transformers has them."""
+    lengths = {name: about.get(name) for name in _LENGTHS}
+    if about.get("do_query_expansion") is False:
+        return lengths
+    expansion = {
+        "strategy": "fixed",
+        "attend": bool(about.get("attend_to_expansion_tokens")),
+        "length": lengths.pop("query_length") or 32,
+    }
+    return lengths | {"query_expansion": expansion}
+
+
+def _lengths_of_queries(
+    about: Mapping[str, Any], where: Path, length: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Returns the settings of the length of queries, and of what fills them up. `length` is that of other texts."""
+    expansion, most = about.get("query_expansion"), about.get("query_length") or length
+    if not expansion:
+        return {"query_length": most, "query_expansion": 0}
+    kind = dict[str, str | bool | int | None]
+    schema.check(expansion, kind, f"{where}: query_expansion", "correct it")
+    mask = tokenizer.vocab[tokenizer.mask_id]
+    known: dict[str, tuple] = {
+        "strategy": ("fixed", "min"),
+        "attend": (None, True, False),
+        "token": (None, mask),
+        "length": (),
+    }
+    for name in expansion.keys() - known.keys():
+        raise cannot(where, f"query_expansion.{name}", expansion[name])
+    for name, allowed in known.items():
+        if allowed and expansion.get(name) not in allowed:
+            raise cannot(where, f"query_expansion.{name}", expansion.get(name))
+    filled = expansion.get("length")
+    schema.check(filled, _Length, f"{where}: query_expansion.length", "correct it")
+    return {
+        "query_length": filled if expansion["strategy"] == "fixed" else max(most, filled),
+        "query_expansion": filled,
+        "expansion_is_seen": bool(expansion.get("attend")),
+    }
+
+
+def write_multi_vector(directory: Path, settings: TaskConfig, params: Params) -> None:
+    """Writes sentence-transformers' modules around the model that is in a directory."""
+    embedding = settings.embedding
+    configs: dict[str, JsonObject] = {"Transformer": {}}
+    names = {"module_input_name": _TOKENS, "module_output_name": _TOKENS}
+    if size := embedding.projection_size:
+        configs["Dense"] = {
+            "in_features": len(params["projection"]["kernel"]),
+            "out_features": size,
+            "bias": False,
+            "activation_function": ACTIVATIONS[embedding.projection_activation],
+            **names,
+        }
+    configs["MultiVectorMask"] = {
+        "skiplist_words": embedding.skipped(),
+        "skiplist_tasks": ["document"],
+        "keep_only_token_ids": None,
+    }
+    if embedding.normalize:
+        configs["Normalize"] = names
+    modules = []
+    for number, (kind, config) in enumerate(configs.items()):
+        path = f"{number}_{kind}" if number else ""
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": _KINDS[kind]},
+        )
+        if number:
+            (directory / path).mkdir(exist_ok=True)
+            write_json(directory / path / "config.json", config)
+        if kind == "Dense":
+            weight = np.array(params["projection"]["kernel"]).T.copy()
+            # one file: a module has no shards
+            write_weights(directory / path, {"linear.weight": weight}, max_bytes=1 << 40)
+    prompts = json.loads(embedding.other_prompts or "{}")
+    prompts |= {QUERY: embedding.query_prompt, PASSAGES[0]: embedding.passage_prompt}
+    default = embedding.default_prompt or None
+    about: JsonObject = {
+        "model_type": _OURS,
+        "prompts": prompts,
+        "similarity_fn_name": "maxsim",
+        "default_prompt_name": default if default in (None, *prompts) else PASSAGES[0],
+    }
+    filled = min(embedding.query_expansion, embedding.query_length)
+    lengths: JsonObject = {
+        "max_seq_length": settings.max_seq_length,
+        "document_length": settings.max_seq_length,
+        "query_length": embedding.query_length,
+    }
+    if filled:
+        lengths["query_expansion"] = {
+            "strategy": "fixed" if filled == embedding.query_length else "min",
+            "attend": embedding.expansion_is_seen,
+            "token": None,
+            "length": filled,
+        }
+    use = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": FORWARD},
+        "module_output_name": _TOKENS,
+    }
+    write_json(directory / ABOUT, about)
+    write_json(directory / LENGTH, use | lengths)
+    write_json(directory / MODULES, modules)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of vectors of tokens: what is written is read back, PyLate's are read, other options are refused."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+from safetensors.numpy import save_file
+
+from bert_jax import InputError, load_pretrained, multi_vectors, save_pretrained
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.hf_extras import MODULES
+from bert_jax.checkpoints.multi_vector import write_multi_vector
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.rules import to_dict
+
+ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
+
+
+def make(**settings):
+    """Returns a model with vectors of tokens and random parameters."""
+    embedding = EmbeddingConfig(kind="multi_vector", **settings)
+    params = random_params(parts=())
+    if size := embedding.projection_size:
+        kernel = np.random.default_rng(0).normal(size=(32, size)).astype(np.float32)
+        params["projection"] = {"kernel": kernel}
+    task = to_dict(TaskConfig(name="embeddings", max_seq_length=20, embedding=embedding))
+    return Pretrained(tiny_model(), params, make_tokenizer(203), "token_embeddings", task_settings=task)
+
+
+def write(bert, directory):
+    params = {"encoder": bert.params["encoder"]}
+    save_hf(
+        *(directory, bert.config, params, bert.tokenizer, bert.task, ()),
+        write_more=lambda there: write_multi_vector(there, bert.embedding, bert.params),
+    )
+    return directory
+
+
+PROJECTED = {"projection_size": 8, "projection_activation": "none"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PROJECTED | {"query_prompt": "q ", "passage_prompt": "p ", "default_prompt": "document"},
+        {"query_length": 16, "query_expansion": 8, "skipped_words": '["a", "ü"]', "normalize": False},
+        {"query_length": 16, "query_expansion": 16, "expansion_is_seen": True, "skipped_words": ""},
+        {"query_expansion": 0, "other_prompts": '{"sts": "s "}', "default_prompt": "sts"},
+    ],
+)
+def test_what_is_written_is_read_back(tmp_path, settings):
+    bert = make(**settings)
+    found = load_pretrained(write(bert, tmp_path / "st"))
+    save_pretrained(found, tmp_path / "own")
+    for again in (found, load_pretrained(tmp_path / "own")):
+        assert (again.task, again.embedding) == (bert.task, bert.embedding)
+        jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return write(make(**PROJECTED), tmp_path / "st")
+
+
+def change(path, **values):
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | values))
+
+
+def test_pylate_s_options_are_read(directory):
+    kinds = {"Transformer": "sentence_transformers.models.Transformer", "Dense": "pylate.models.Dense.Dense"}
+    modules = json.loads((directory / MODULES).read_text())[:2]
+    for module, kind in zip(modules, kinds.values()):
+        module["type"] = kind
+    (directory / MODULES).write_text(json.dumps(modules))
+    (directory / LENGTH).write_text('{"max_seq_length": 30, "do_lower_case": false}')
+    usual = {"query_length": 9, "document_length": 18, "prompts": {"query": "a b"}, "similarity_fn_name": "MaxSim"}
+    for more, expected in (
+        ({"model_type": "ColBERT", "query_prefix": "a", "document_prefix": "b"}, (9, 9, False, "a b", "b")),
+        ({"do_query_expansion": False}, (9, 0, False, "a b", "")),
+        ({"attend_to_expansion_tokens": True, "query_length": None}, (32, 32, True, "a b", "")),
+    ):
+        (directory / ABOUT).write_text(json.dumps(usual | more))
+        task = load_pretrained(directory).embedding
+        own = task.embedding
+        found = own.query_length, own.query_expansion, own.expansion_is_seen, own.query_prompt, own.passage_prompt
+        assert found == expected and task.max_seq_length == 18 and own.skipped_words == "punctuation" and own.normalize
+    (directory / ABOUT).write_text(json.dumps(usual | {"query_prefix": "[Q] ", "skiplist_words": ["a", "no such"]}))
+    with pytest.raises(InputError, match=r"query_prefix '\[Q\] ' is no token of the tokenizer, which makes"):
+        load_pretrained(directory)
+    (directory / ABOUT).write_text(json.dumps(usual | {"query_prefix": "a", "skiplist_words": ["a", "no such"]}))
+    bert = load_pretrained(directory)
+    assert "of skiplist_words the vocabulary lacks no such, so they leave out nothing" in bert.notes
+    assert len(multi_vectors(bert, ["a b a"], kind="passage")[0]) == 3  # [CLS] b [SEP]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "problem"),
+    [
+        (ABOUT, {"similarity_fn_name": "meanmaxsim"}, 'similarity_fn_name "meanmaxsim" cannot be computed here'),
+        (LENGTH, {"query_expansion": {"strategy": "all", "length": 8}}, 'query_expansion.strategy "all" cannot be'),
+        (LENGTH, {"query_expansion": {"strategy": "min"}}, "query_expansion.length: Expected `int`"),
+        (LENGTH, {"query_expansion": {"strategy": "min", "length": 8, "token": "a"}}, 'token "a" cannot be computed'),
+        (LENGTH, {"query_expansion": {"strategy": "min", "length": 8, "new": 1}}, "query_expansion.new 1 cannot be"),
+        (LENGTH, {"query_expansion": [8]}, "query_expansion: Expected `object`, got `array`"),
+        (LENGTH, {"document_length": "long"}, "document_length: Expected `int | null`, got `str`"),
+        (LENGTH, {"transformer_task": "fill-mask"}, 'transformer_task "fill-mask" cannot be computed here'),
+        ("1_Dense/config.json", {"bias": True}, "bias true cannot be computed here"),
+        ("1_Dense/config.json", {"module_input_name": "sentence_embedding"}, 'module_input_name "sentence_embedding"'),
+        ("1_Dense/config.json", {"use_residual": True}, "use_residual true cannot be computed here"),
+        ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["query"]}, "skiplist_tasks"),
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [5]}, "keep_only_token_ids"),
+        ("2_MultiVectorMask/config.json", {"skiplist_words": [5]}, r"skiplist_words: Expected `str`, got `int`"),
+        ("2_MultiVectorMask/config.json", {"other": 1}, 'has the option "other", which is not known here'),
+        ("3_Normalize/config.json", {"module_input_name": "sentence_embedding"}, 'module_input_name "sentence_emb'),
+    ],
+)
+def test_what_cannot_be_computed_is_named(directory, name, values, problem):
+    change(directory / name, **values)
+    with pytest.raises(InputError, match=problem):
+        load_pretrained(directory)
+
+
+def test_other_modules_and_tensors_are_named(directory):
+    modules = json.loads((directory / MODULES).read_text())
+    (directory / MODULES).write_text(json.dumps([modules[0], modules[2], modules[1]]))
+    with pytest.raises(InputError, match="has the modules Transformer, MultiVectorMask, Dense, in this order"):
+        load_pretrained(directory)
+    (directory / MODULES).write_text(json.dumps(modules))
+    save_file({"linear.weight": np.zeros((4, 32), np.float32)}, directory / "1_Dense" / "model.safetensors")
+    with pytest.raises(InputError, match=r"has other tensors than linear\.weight of 32 inputs and 8 outputs"):
+        load_pretrained(directory)
