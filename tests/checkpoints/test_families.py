@@ -56,7 +56,7 @@ PAIRS = [
     (family, head)
     for family in SIZES
     for head in HEADS
-    if class_of(HEADS[head], family) and head != "sentence_embedding"
+    if class_of(HEADS[head], family) and head not in ("sentence_embedding", "token_embeddings")
 ]
 
 

@@ -58,7 +58,12 @@ def test_no_two_parameters_have_one_name(form):
 def test_the_parts_of_every_task_are_those_of_its_model(task):
     params = jax.eval_shape(lambda key: init_params(CONFIG, key, HEADS[task], 1), jax.random.key(0))
     assert sorted(parts_of(params)) == sorted(HEADS[task].parts)
-    same = "multiple_choice", "multilabel_classification", "sentence_embedding"  # whose arrays others have too
+    same = (
+        "multiple_choice",
+        "multilabel_classification",
+        "sentence_embedding",
+        "token_embeddings",
+    )  # whose arrays others have too
     assert infer_head(parts_of(params)).name == task or task in same
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import random
 import signal
 
+import jax
 import numpy as np
 import pytest
 from builders import make_pretrained
@@ -102,13 +103,13 @@ def test_a_guide_sees_the_batch_of_all_processes(repository, source, pretrained,
     np.testing.assert_allclose(*losses, atol=2e-3)
 
 
-def run_killed_and_again(repository, workdir, command):
-    running = start(repository, command, 2)
+def run_killed_and_again(repository, workdir, command, count=2):
+    running = start(repository, command, count)
     wait_for_lines(workdir / "metrics.jsonl", 6, running)
     for process in running:
         process.send_signal(signal.SIGKILL)
     finish(running, -signal.SIGKILL)
-    finish(start(repository, command, 2))
+    finish(start(repository, command, count))
 
 
 def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretrained, alone, tmp_path):
@@ -168,3 +169,36 @@ def test_a_teacher_in_two_processes_that_were_killed(repository, source, pretrai
     command = arguments(source, pretrained, tmp_path / "two", *more)
     run_killed_and_again(repository, tmp_path / "two", command)
     assert_same_run(tmp_path / "two", tmp_path / "one")
+
+
+OF_TOKENS = [
+    f"--config.task.embedding.{each}" for each in ("kind=multi_vector", "projection_size=16", "query_length=9")
+]
+
+
+@pytest.fixture(scope="module")
+def of_tokens(repository, source, pretrained, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("tokens") / "run"
+    finish(start(repository, arguments(source, pretrained, workdir, *OF_TOKENS), 1))
+    return workdir
+
+
+def test_vectors_of_tokens_are_learnt_in_two_processes_that_were_killed(
+    repository, source, pretrained, of_tokens, tmp_path
+):
+    command = arguments(source, pretrained, tmp_path / "run", *OF_TOKENS, "--config.train.accumulate=2")
+    run_killed_and_again(repository, tmp_path / "run", command)
+    assert_same_run(tmp_path / "run", of_tokens)
+    found, expected = (
+        bert_jax.multi_vectors(bert_jax.load_pretrained(workdir), ["ban bin", "din dan"], kind="query")
+        for workdir in (tmp_path / "run", of_tokens)
+    )
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def test_a_killed_run_of_vectors_of_tokens_has_the_same_bytes(repository, source, pretrained, of_tokens, tmp_path):
+    command = arguments(source, pretrained, tmp_path / "run", *OF_TOKENS)
+    run_killed_and_again(repository, tmp_path / "run", command, 1)
+    assert records(tmp_path / "run", "train", "loss") == records(of_tokens, "train", "loss")
+    found, expected = (bert_jax.load_pretrained(workdir).params for workdir in (tmp_path / "run", of_tokens))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -75,6 +75,7 @@ HEADS_AND_LABELS = {  # the shapes of outputs, and of labels that are none
     "masked_lm": [(B, 1, 256), (B,), None],
     "next_sentence": [(B, M, 2), (B,), (B, M, 1), None],
     "sentence_embedding": [(B, M, 32), (B,), (B, M), None],
+    "token_embeddings": [(B, L, 32), (B,), (B, M), None],
 }
 
 

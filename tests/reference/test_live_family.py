@@ -46,7 +46,9 @@ CASES = {  # a name -> family, what is not the same in its configuration
     "modernbert-biases": ("modernbert", MODERN | {"norm_bias": True, "attention_bias": True, "mlp_bias": True,
                                                   "classifier_bias": True}),
 }  # fmt: skip
-TASKS = [head for head in HEADS if head != "sentence_embedding"]  # which is written as a bare encoder
+TASKS = [
+    head for head in HEADS if head not in ("sentence_embedding", "token_embeddings")
+]  # which is written as a bare encoder
 PAIRS = [(name, head) for name, (family, _) in CASES.items() for head in TASKS if class_of(HEADS[head], family)]
 
 

@@ -20,6 +20,7 @@ from bert_jax.model.heads.multi_vector import MULTI_VECTORS, maxsim
 from bert_jax.model.objective import TaskObjective, forward, init_params
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.training.whole_batch import gradients_of_whole
 
 RNG = np.random.default_rng(0)
 # Four examples of an anchor, a positive and a hard negative, and an empty place.
@@ -59,6 +60,18 @@ def test_a_score_is_the_sum_of_the_largest_products(monkeypatch, most):
     there = [tokens(example, kind) for example in range(5) for kind in (1, 2) if NUMBERS[example, kind] >= 0]
     nearest = sum(passage[np.argmax(passage @ queries[1, 0])] for passage in there)
     np.testing.assert_allclose(gradient[1, 0], nearest, rtol=1e-5)
+
+
+def test_the_products_of_a_few_passages_are_all_that_is_held(monkeypatch):
+    """Of the compiled program of both passes; whole they are 8 MB, and some kinds of them are held at once."""
+    shapes = [jax.ShapeDtypeStruct((64, size, 8), jnp.float32) for size in (16, 32)]
+
+    def temporary_bytes(most):
+        monkeypatch.setattr(multi_vector, "_MOST_PRODUCTS", most)
+        gradient = jax.grad(lambda queries, passages: jnp.sum(maxsim(queries, passages) ** 2), argnums=(0, 1))
+        return jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    assert 8 * temporary_bytes(1 << 17) < temporary_bytes(1 << 25) > 8e6
 
 
 @pytest.mark.parametrize("most", [1 << 25, 200])
@@ -169,6 +182,23 @@ def test_eight_devices_find_the_loss_and_the_gradients_of_one(pack):
             results.append(jax.device_get(jax.jit(jax.value_and_grad(mean_loss))(params_of(HEAD), batch)))
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-5)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4), results[0][1], results[1][1])
+
+
+@pytest.mark.slow
+def test_microbatches_find_the_loss_and_the_gradients_of_the_whole_batch():
+    (mesh, batch), objective, params = batches("on"), TaskObjective(MODEL, HEAD), params_of(HEAD)
+
+    def loss_of(outputs):
+        total, weight = objective.losses_of(outputs, batch)["loss"]
+        return total / weight, total
+
+    outputs_of = lambda params, rows, key: objective.outputs(params, rows, None)  # noqa: E731
+    found = functools.partial(gradients_of_whole, outputs_of, loss_of, 4)
+    with jax.set_mesh(mesh):
+        (loss, _), gradients = jax.device_get(jax.jit(found)(params, batch, jax.random.key(0)))
+        expected, theirs = jax.device_get(jax.jit(jax.value_and_grad(mean_loss))(params, batch))
+    assert loss == pytest.approx(expected, rel=1e-5)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4), gradients, theirs)
 
 
 def test_a_student_learns_the_scores_of_a_teacher_for_the_candidates_of_the_batch():
