@@ -16,6 +16,7 @@ from read_models import load_hf, load_hf_tokenizer, load_tf1
 
 from bert_jax.checkpoints.arrays import describe, save_tree
 from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.multi_vector import write_multi_vector
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL, seal
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
@@ -60,6 +61,14 @@ def make_modules(directory: Path) -> None:
     layer = {"kernel": np.ones((config.hidden_size, 8), np.float32), "bias": np.ones(8, np.float32)}
     settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig(projection_size=8, query_prompt="a "))
     more = lambda there: write_pipeline(there, settings, params | {"projection": layer})  # noqa: E731
+    save_hf(directory / "model", config, params, *rest, write_more=more)
+
+
+def make_modules_of_tokens(directory: Path) -> None:
+    config, params, *rest = model()
+    layer = {"kernel": np.ones((config.hidden_size, 8), np.float32)}
+    settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig("multi_vector", projection_size=8))
+    more = lambda there: write_multi_vector(there, settings, params | {"projection": layer})  # noqa: E731
     save_hf(directory / "model", config, params, *rest, write_more=more)
 
 
@@ -110,6 +119,13 @@ READERS = [
         make_modules,
         lambda path: load_hf(path / "model"),
         ("model/modules.json", "model/*sentence*.json", "model/[12]_*/*"),
+        200,
+    ),
+    Reader(
+        "multi-vector",
+        make_modules_of_tokens,
+        lambda path: load_hf(path / "model"),
+        ("model/modules.json", "model/*sentence*.json", "model/[123]_*/*"),
         200,
     ),
     Reader("hf-tensors", make_hf, lambda path: load_hf(path / "model"), ("model/*.safetensors",), 400),
