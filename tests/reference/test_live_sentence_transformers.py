@@ -440,3 +440,47 @@ def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp
     convert(directory, tmp_path / "again")
     again = st.MultiVectorEncoder(str(tmp_path / "again"), device="cpu")
     assert_same_tokens(bert, again, [*TEXTS, "a small, small house."])
+
+
+def test_the_loss_of_vectors_of_tokens_and_its_gradient_are_the_same(st, tmp_path):
+    """Of texts as both make rows of them: prompts, tokens that fill up, punctuation."""
+    import jax
+    from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
+
+    from bert_jax.batches.examples import choose_batching, train_batches
+    from bert_jax.devices.sharding import make_mesh
+    from bert_jax.model.heads.table import embedding_head
+    from bert_jax.model.objective import TaskObjective
+    from bert_jax.settings.finetuning import FinetuneDataConfig
+    from bert_jax.settings.pretraining import MeshConfig
+    from bert_jax.tasks.catalog import make_task
+    from bert_jax.tasks.embeddings.read import TextsExample
+
+    bert, own = multi_vector(tmp_path, query_expansion=12, query_prompt="ab ", passage_prompt="cd ")
+    convert(own, tmp_path / "st")
+    theirs = st.MultiVectorEncoder(str(tmp_path / "st"), device="cpu").eval()
+    texts = [[f"{one} {two}.", f"{two} {one}, {one}", f"x {one} y"] for one, two in ("ab", "cd", "ef", "gh", "ik")]
+    prompts = [theirs.prompts["query"], *[theirs.prompts["document"]] * 2]
+    features = [
+        theirs.preprocess([row[place] for row in texts], prompt=prompts[place], task="document" if place else "query")
+        for place in range(3)
+    ]
+    expected = MultiVectorMultipleNegativesRankingLoss(theirs)(features, None)
+    expected.backward()
+    gradient = theirs[1].linear.weight.grad.numpy().T
+
+    rows = make_task(bert.embedding).make_rows([TextsExample(tuple(row)) for row in texts], bert.tokenizer, True).rows
+    head, data = embedding_head(bert.embedding), FinetuneDataConfig(source="x", batch_size=5)
+    objective, mesh = TaskObjective(bert.config, head), make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    for pack in ("on", "off"):
+        batching = choose_batching(rows, data, bert.config, 1, pack, 10, apart=True)
+        batch = next(iter(train_batches(rows, head, 0, batching, mesh)))
+
+        def loss_of(params, batch=batch):
+            total, weight = objective.losses(params, batch, None)["loss"]
+            return total / weight
+
+        with jax.set_mesh(mesh):
+            loss, found = jax.jit(jax.value_and_grad(loss_of))(bert.params)
+        assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
+        np.testing.assert_allclose(found["projection"]["kernel"], gradient, atol=1e-5)
