@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.inference.features import embedded, outputs_of
 from bert_jax.model.inputs import check_rows
 from bert_jax.tasks.base import single_row
-from bert_jax.tasks.embeddings.tokens import fit_tokens, most_tokens
+from bert_jax.tasks.embeddings.tokens import TokenFit, most_tokens
 from bert_jax.text.fitting import check_long_texts, listed, tell_cut, too_long
 
 _WORST = np.float32(-1e9)  # the score of a passage without a token that counts
@@ -60,6 +60,7 @@ def multi_vectors(
             f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions"
         )
     config = dataclasses.replace(settings, max_seq_length=length)
+    fit = TokenFit(config, bert.tokenizer)
     check_long_texts(long_texts)
     prompt, most = (
         prompts.get(kind or settings.embedding.default_prompt, ""),
@@ -69,7 +70,7 @@ def multi_vectors(
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"text {number + 1} is {text!r:.60}, not a text; give a string")
-        fitted = fit_tokens(config, bert.tokenizer, bert.tokenizer.encode(prompt + text), is_query)
+        fitted = fit(bert.tokenizer.encode(prompt + text), is_query)
         if fitted.was_cut and long_texts == "refuse":
             raise too_long(f"text {number + 1}", most)
         num_cut += fitted.was_cut

@@ -338,14 +338,14 @@ def _arrays(
     except TextError as error:
         places = (example.where for example in examples if _holds(example.texts, error.text))
         raise error.at(next(places, "a text")) from None
-    hashes = {use: _hash(known) for use, (_, known) in fitted.items()}
+    hashes = {use: _hash(text.known) for use, text in fitted.items()}
     of_texts = [
         (example.is_query(place), text)
         for example in examples
         for place, text in enumerate(example.texts)
     ]
     texts = np.zeros(len(of_texts), _TEXT)
-    texts["length"] = [len(fitted[use][0]) for use in of_texts]
+    texts["length"] = [len(fitted[use].token_ids) for use in of_texts]
     texts["hash"] = [hashes[use] for use in of_texts]
     counts = np.array([len(example.texts) for example in examples], np.int64)
     ends = np.cumsum(counts)
@@ -368,7 +368,7 @@ def _arrays(
     made["examples"] += len(examples)
     made["texts"] += len(of_texts)
     made["tokens"] += int(bounds[-1])
-    tokens = np.concatenate([fitted[use][0] for use in of_texts])
+    tokens = np.concatenate([fitted[use].token_ids for use in of_texts])
     return _Arrays(tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1)), texts, table)
 
 

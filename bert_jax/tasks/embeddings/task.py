@@ -22,7 +22,7 @@ from bert_jax.tasks.base import CUT, Rows, Task, choose_metric, single_row, with
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
 from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_prepared, read_texts
 from bert_jax.tasks.embeddings.search import in_blocks, nearest, nearest_texts
-from bert_jax.tasks.embeddings.tokens import fit_tokens, most_tokens
+from bert_jax.tasks.embeddings.tokens import TokenFit, TokenRows, most_tokens
 from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
@@ -121,7 +121,10 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         """Returns a row with a label for each example in training, or else a row for each distinct text."""
         if isinstance(examples, PreparedPairs):
             examples.check(tokenizer)
-            return Rows(examples.rows, {})
+            if self.config.embedding.kind != "multi_vector":
+                return Rows(examples.rows, {})
+            fit = TokenFit(self.config, tokenizer)
+            return Rows(TokenRows(examples.rows, fit, examples.are_alone), {})
         uses: dict[tuple[bool, str], list[tuple[int, int]]] = {}  # example and place of each text
         for number, example in enumerate(examples):
             for index, text in enumerate(example.texts):
@@ -248,10 +251,8 @@ def fit_prompted(
     encoded = tokenizer.encode_batch([prompts[is_query] + text for is_query, text in texts])
     joined: list[Any]
     if config.embedding.kind == "multi_vector":
-        joined = [
-            fit_tokens(config, tokenizer, ids, is_query)
-            for (is_query, _), ids in zip(texts, encoded)
-        ]
+        fit = TokenFit(config, tokenizer)
+        joined = [fit(ids, is_query) for (is_query, _), ids in zip(texts, encoded)]
     else:
         joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
     # A prompt may end within a word of the text, so texts are compared by their own tokens, as far as there is room.

@@ -2,6 +2,7 @@
 """Texts whose tokens are compared: how they are cut, filled up and marked, and how they are found."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from bert_jax.model.heads.table import EMBEDDING_KINDS
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import search
+from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
 from bert_jax.tasks.embeddings.read import TextsExample
 from bert_jax.tasks.embeddings.search import nearest_texts
 from bert_jax.tasks.embeddings.task import from_start
-from bert_jax.tasks.embeddings.tokens import fit_tokens
+from bert_jax.tasks.embeddings.tokens import TokenFit
 from bert_jax.tokenizing import load_tokenizer
 
 RNG = np.random.default_rng(0)
@@ -49,7 +51,7 @@ def config(**settings):
 def test_queries_are_filled_up_and_punctuation_of_passages_does_not_count(
     tokenizer, text, is_query, settings, expected
 ):
-    found = fit_tokens(config(**settings), tokenizer, tokenizer.encode(text), is_query)
+    found = TokenFit(config(**settings), tokenizer)(tokenizer.encode(text), is_query)
     assert (" ".join(tokenizer.tokens(found.token_ids)), found.marks.tolist()) == expected
     assert found.was_cut == (len(text) > 20)
 
@@ -144,3 +146,27 @@ def test_what_cannot_be_learnt_is_named(tokenizer):
     made = make_task(config(query_prompt="the ban bas dar the "))
     with pytest.raises(InputError, match="has 5 tokens, and query_length 7 leaves no room"):
         made.make_rows([TextsExample(("ban", "bas"))], tokenizer, True)
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "texts.txt"])
+def test_prepared_pairs_are_the_rows_of_their_table(tmp_path, name):
+    """Among them queries and passages that are cut, and a passage with punctuation; texts alone are all queries."""
+    texts = ["ban", "bas . dar", "ban " * 6, "ban " * 9, ". . bes"]
+    lines = [json.dumps({"anchor": one, "positive": texts[number - 1]}) for number, one in enumerate(texts)]
+    (tmp_path / name).write_text("\n".join(texts if name == "texts.txt" else lines) + "\n")
+    vocabulary, prompts = make_pretrained(tmp_path) / "tokenizer", {"query_prompt": "the ", "passage_prompt": "mot "}
+    options = PairOptions(max_seq_length=9, **prompts)
+    prepare_pairs(str(tmp_path / name), str(vocabulary), str(tmp_path / "out"), options, num_workers=1)
+    made = make_task(config(**prompts))
+    read = [made.read(str(tmp_path / place), "train") for place in (name, "out")]
+    one, other = (made.make_rows(examples, load_tokenizer(vocabulary), True).rows for examples in read)
+    assert len(one) == len(other) == 5 and made.settle(read[0]) == made.settle(read[1])
+    taken = other.take(np.arange(5))
+    for mine, stored, lengths, again in zip(one, taken, other.lengths.tolist(), other[:5]):
+        assert stored.lengths == mine.lengths == tuple(lengths) == again.lengths
+        for field in ("token_ids", "type_ids", "marks"):
+            np.testing.assert_array_equal(getattr(stored, field), getattr(mine, field))
+    assert max(other.lengths[:, 0]) == 7 and (max(other.lengths[:, 1]) == 9) == (name == "pairs.jsonl")
+    longer = make_task(config(**prompts, query_length=10))
+    with pytest.raises(InputError, match="query_length 10 is above the 9 tokens of prepared texts; lower it"):
+        longer.make_rows(read[1], load_tokenizer(vocabulary), True)
