@@ -108,7 +108,7 @@ def load_hf(folder: Folder) -> Imported:
     if pipeline:
         notes += pipeline.notes
         whole, own = params | pipeline.params, to_dict(pipeline.settings)
-        name = embedding_head(pipeline.settings).name
+        name, tokenizer = embedding_head(pipeline.settings).name, pipeline.tokenizer or tokenizer
         return Imported(config, whole, tokenizer, name, (), tuple(notes), "", own)
     present = parts_of(params)
     missing = sorted(set(declared.parts_in(config)) - set(present)) if declared else []

@@ -47,6 +47,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.folder import Folder
 from bert_jax.storage.writing import write_json
+from bert_jax.text.hf_tokenizer import finding
 from bert_jax.text.tokenizer import Tokenizer
 
 _TOKENS = "token_embeddings"
@@ -135,8 +136,9 @@ def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) 
     options["query_length"] = min(options["query_length"], model.max_positions)
     embedding = EmbeddingConfig(kind="multi_vector", **options, **prompts)
     settings = TaskConfig(name="embeddings", max_seq_length=most, embedding=embedding)
-    _check_prefixes(about, tokenizer, where)
-    return Pipeline(settings, params, [*notes, *more])
+    prefixes = _prefixes(about, tokenizer)
+    found = finding(tokenizer, prefixes) if prefixes else None
+    return Pipeline(settings, params, [*notes, *more], found)
 
 
 def _with_prefixes(about: JsonObject) -> JsonObject:
@@ -150,16 +152,18 @@ def _with_prefixes(about: JsonObject) -> JsonObject:
     return about | {"prompts": prompts}
 
 
-def _check_prefixes(about: JsonObject, tokenizer: Tokenizer, where: Path) -> None:
-    """Raises: InputError if a prefix of PyLate's, which is a token there, is none of the tokenizer's."""
+def _prefixes(about: JsonObject, tokenizer: Tokenizer) -> list[str]:
+    """Returns the prefixes of PyLate's that are tokens, and which the tokenizer takes for text."""
+    found = []
     for name in ("query_prefix", "document_prefix"):
-        prefix = about.get(name)
-        if prefix and len(tokenizer.encode(prefix)) != 1:
-            tokens = " ".join(tokenizer.tokenize(prefix))
-            raise InputError(
-                f"{where}: {name} {prefix!r} is no token of the tokenizer, which makes {tokens[:60]} of it; add it to "
-                "added_tokens in tokenizer.json, with its id"
-            )
+        prefix = about.get(name) or ""
+        # with the blank at its end, or without
+        known = next(
+            (each for each in (prefix, prefix.strip()) if each in tokenizer.pieces.ids), ""
+        )
+        if known and tokenizer.encode(known) != [tokenizer.pieces.ids[known]]:
+            found.append(known)
+    return found
 
 
 def _expansion_of_pylate(about: JsonObject) -> JsonObject:

@@ -25,6 +25,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.writing import write_json
+from bert_jax.text.tokenizer import Tokenizer
 
 ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
 _LENGTHS = (
@@ -88,6 +89,7 @@ class Pipeline(NamedTuple):
     settings: TaskConfig
     params: Params  # of the projection, if there is one
     notes: list[str]
+    tokenizer: Tokenizer | None = None  # in place of the directory's, where prompts are tokens
 
 
 def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeline | None:

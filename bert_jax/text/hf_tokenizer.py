@@ -7,7 +7,7 @@ transformers 5 that reads them makes of them: `hf_classes`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bert_jax.errors import InputError, reading, shown
@@ -46,6 +46,10 @@ from bert_jax.text.wordpiece import (
 )
 
 _BOOLEANS = (*OPTIONS.values(), "keep_accents", GOOGLE)
+# an added token that text is searched for as it is
+_MARKED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {
+    "special": True
+}
 _WRITE = "write one with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
 
 
@@ -252,15 +256,29 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     return []
 
 
+def finding(tokenizer: Tokenizer, names: Iterable[str]) -> Tokenizer:
+    """Returns the tokenizer that finds these tokens of its vocabulary where they are written in a text.
+
+    One of sentencepiece's is returned as it is.
+    """
+    pieces = tokenizer.pieces
+    if tokenizer.kind not in (WordPiece.kind, DescribedPieces.kind):
+        return tokenizer
+    described = (
+        json.loads(pieces.content)
+        if isinstance(pieces, DescribedPieces)
+        else make_backend(tokenizer)
+    )
+    added = {token["content"]: token for token in described["added_tokens"]}
+    added |= {name: {"id": pieces.ids[name], "content": name, **_MARKED} for name in names}
+    described["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
+    roles = zip(ROLES, tokenizer.template.specials, strict=True)
+    settings = tokenizer.settings | {f"{role}_token": token for role, token in roles}
+    return Tokenizer(DescribedPieces(json.dumps(described).encode(), settings))
+
+
 def make_backend(tokenizer: Tokenizer) -> JsonObject:
     """Returns the contents of tokenizer.json."""
-    marked = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
     parts = bert_parts(
         {token: index for index, token in enumerate(tokenizer.vocab)},
         lowercase=tokenizer.lowercase,
@@ -273,7 +291,7 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": index, "content": token, **marked}
+            {"id": index, "content": token, **_MARKED}
             for index, token in sorted(zip(tokenizer.special_ids, SPECIAL_TOKENS, strict=True))
         ],
         "post_processor": make_rows("[CLS]", "[SEP]", parts["model"]["vocab"]),

@@ -91,8 +91,12 @@ def test_pylate_s_options_are_read(directory):
         found = own.query_length, own.query_expansion, own.expansion_is_seen, own.query_prompt, own.passage_prompt
         assert found == expected and task.max_seq_length == 18 and own.skipped_words == "punctuation" and own.normalize
     (directory / ABOUT).write_text(json.dumps(usual | {"query_prefix": "[Q] ", "skiplist_words": ["a", "no such"]}))
-    with pytest.raises(InputError, match=r"query_prefix '\[Q\] ' is no token of the tokenizer, which makes"):
-        load_pretrained(directory)
+    bert = load_pretrained(directory)
+    assert len(bert.tokenizer.encode("[Q] a")) > 2 and bert.tokenizer.kind == "wordpiece"  # no token, so it is text
+    (directory / ABOUT).write_text(json.dumps(usual | {"query_prefix": "##b ", "document_prefix": "a"}))
+    again = load_pretrained(directory).tokenizer
+    assert again.tokenize("##b ab") == ["##b", *bert.tokenizer.tokenize("ab")] != bert.tokenizer.tokenize("##b ab")
+    assert again.special_ids == bert.tokenizer.special_ids and again.template.second_type == 1
     (directory / ABOUT).write_text(json.dumps(usual | {"query_prefix": "a", "skiplist_words": ["a", "no such"]}))
     bert = load_pretrained(directory)
     assert "of skiplist_words the vocabulary lacks no such, so they leave out nothing" in bert.notes

@@ -88,6 +88,7 @@ def test_a_row_of_one_token(tmp_path, family, head):
             marks=pytest.mark.slow,
         ),
         ("modernbert", "embeddings", "sentence_embedding", {"pooling": "last", "projection_size": 8}),
+        pytest.param("bert", "embeddings", "token_embeddings", {"kind": "multi_vector"}, marks=pytest.mark.slow),
     ],
 )
 def test_heads_of_texts_say_what_the_model_says(tmp_path, family, name, head, embedding):
@@ -109,4 +110,6 @@ def test_heads_of_texts_say_what_the_model_says(tmp_path, family, name, head, em
             found, wanted = 1 / (1 + np.exp(-found)), [said.probabilities[label] for label in LABELS]
         else:
             wanted = said.vectors[0]
+            if head == "token_embeddings":  # of a query, whose [MASK]s no other token sees
+                found, wanted = found[:3], wanted[:3]
         np.testing.assert_allclose(found, wanted, atol=2e-5)

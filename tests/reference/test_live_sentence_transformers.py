@@ -392,7 +392,7 @@ def test_we_load_its_vectors_of_tokens(st, small, tmp_path, expansion, lengths, 
                 np.testing.assert_allclose(one, np.asarray(other), atol=1e-5)
 
 
-@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("added", ["text", "special", "vocabulary"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -401,7 +401,7 @@ def test_we_load_its_vectors_of_tokens(st, small, tmp_path, expansion, lengths, 
         {"model_type": "ColBERT", "do_query_expansion": False},
     ],
 )
-def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp_path, options, special):
+def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp_path, options, added):
     """Made by hand, as PyLate 1.4 writes them: its own layer, and the rest among the options."""
     import torch
     import transformers
@@ -409,8 +409,13 @@ def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp
 
     directory = tmp_path / "pylate"
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(small[0]))
-    tokens = [transformers.AddedToken(f"[{name}] ", normalized=not special, special=special) for name in "QD"]
-    tokenizer.add_tokens(tokens)
+    is_special, prefixes = added == "special", ("[Q] ", "[D] ")
+    if added == "vocabulary":  # as [unused0] and [unused1] are
+        prefixes = ("##b", "##c ")
+    else:
+        tokenizer.add_tokens(
+            [transformers.AddedToken(name, normalized=not is_special, special=is_special) for name in prefixes]
+        )
     tokenizer.pad_token = "[MASK]"
     torch.manual_seed(2)
     model = transformers.BertModel.from_pretrained(str(small[0]))
@@ -430,12 +435,15 @@ def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp
     })  # fmt: skip
     weight = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)
     save_file({"linear.weight": weight}, directory / "1_Dense" / "model.safetensors")
-    usual = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 14, "document_length": 22,
+    usual = {"query_prefix": prefixes[0], "document_prefix": prefixes[1], "query_length": 14, "document_length": 22,
              "similarity_fn_name": "MaxSim", "prompts": {}, "default_prompt_name": None}  # fmt: skip
     write("config_sentence_transformers.json", usual | options)
     theirs = st.MultiVectorEncoder(str(directory), device="cpu")
     bert = bert_jax.load_pretrained(directory)
-    assert bert.tokenizer.encode("[Q] the") == [bert.tokenizer.id_of("[Q] "), bert.tokenizer.id_of("the")]
+    ids = [
+        bert.tokenizer.id_of(name if name in bert.tokenizer.vocab else name.strip()) for name in (prefixes[1], "the")
+    ]
+    assert bert.tokenizer.encode(f"{prefixes[1]}the") == ids
     assert_same_tokens(bert, theirs, [*TEXTS, "a small, small house."])
     convert(directory, tmp_path / "again")
     again = st.MultiVectorEncoder(str(tmp_path / "again"), device="cpu")
