@@ -18,6 +18,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Model
+from bert_jax.model.heads.labels import places_of_texts
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
@@ -164,24 +165,13 @@ class Embeddings(Head):
         self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int, length: int = 0
     ) -> Texts:
         """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
-        slots = {
-            number: slot
-            for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))
-        }
-        size = next(int(row.label[0]) for rows in bins for row in rows)
-        # Places that are in no row, each once.
-        places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)
-        labels = Texts(
-            places.reshape(num_examples, size),
-            np.full((num_examples, size), -1, np.int32),
-            np.zeros(num_examples, np.float32),
-        )
-        for line, rows in enumerate(bins):
-            for place, row in enumerate(rows):
-                slot, (_, kind, number, score) = slots[row.example], row.label
-                labels.places[slot, kind] = line * num_places + place
-                labels.numbers[slot, kind] = number
-                labels.scores[slot] = score
+        places, rows = places_of_texts(bins, num_places, num_examples)
+        numbers = np.full(places.shape, -1, np.int32)
+        labels = Texts(places, numbers, np.zeros(num_examples, np.float32))
+        for slot, row in rows:
+            _, kind, number, score = row.label
+            labels.numbers[slot, kind] = number
+            labels.scores[slot] = score
         return labels
 
     def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:

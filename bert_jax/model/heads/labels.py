@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels in a batch, as several heads have them: where they stand, and their losses."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,6 +72,29 @@ def label_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
         "loss": cross_entropy(logits, labels, weights),
         "accuracy": accuracy(logits, labels, weights),
     }
+
+
+def places_of_texts(
+    bins: Sequence[Sequence[Any]], num_places: int, num_examples: int
+) -> tuple[np.ndarray, list[tuple[int, Any]]]:
+    """Returns where the texts of each example are among the sequences of all rows, [E, T], and its slot of each row.
+
+    `bins` are rows of one text each, whose labels begin with T and the place among these. A text that is not there has
+    a place beyond all, each once.
+    """
+    slots = {
+        number: slot
+        for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))
+    }
+    size = next(int(row.label[0]) for rows in bins for row in rows)
+    places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)
+    places, found = places.reshape(num_examples, size), []
+    for line, rows in enumerate(bins):
+        for place, row in enumerate(rows):
+            slot = slots[row.example]
+            places[slot, row.label[1]] = line * num_places + place
+            found.append((slot, row))
+    return places, found
 
 
 def most_frequent(classes: np.ndarray, num_outputs: int) -> np.ndarray:

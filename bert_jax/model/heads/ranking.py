@@ -16,6 +16,7 @@ from bert_jax.devices.sharding import constrain_rows
 from bert_jax.errors import InputError
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.heads.base import Head, Linear
+from bert_jax.model.heads.labels import places_of_texts
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
@@ -76,27 +77,16 @@ class Ranking(Linear):
         }
 
     def labels_of_batch(
-        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int
+        self, bins: Sequence[Sequence[Any]], num_places: int, num_examples: int, length: int = 0
     ) -> Candidates:
         """Returns the labels of rows of one pair each: (T, its place among them, grade, unused)."""
-        slots = {
-            number: slot
-            for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))
-        }
-        size = next(int(row.label[0]) for rows in bins for row in rows)
-        # places that are in no row, each once
-        places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)
+        places, rows = places_of_texts(bins, num_places, num_examples)
         labels = Candidates(
-            places=places.reshape(num_examples, size),
-            grades=np.zeros((num_examples, size), np.float32),
-            there=np.zeros((num_examples, size), np.float32),
+            places, np.zeros(places.shape, np.float32), np.zeros(places.shape, np.float32)
         )
-        for line, rows in enumerate(bins):
-            for place, row in enumerate(rows):
-                at = slots[row.example], row.label[1]
-                labels.places[at] = line * num_places + place
-                labels.grades[at] = row.label[2]
-                labels.there[at] = 1
+        for slot, row in rows:
+            labels.grades[slot, row.label[1]] = row.label[2]
+            labels.there[slot, row.label[1]] = 1
         return labels
 
     def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:
