@@ -182,7 +182,5 @@ def choose_lengths(
     if not bucket:
         return (longest,)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0)
-    lengths = [
-        padded_length(int(sizes.tokens[numbers].max()), longest, multiple) for numbers in batches
-    ]
-    return few_sizes(lengths, num_steps, len(batches))[1]
+    most = np.array([sizes.tokens[numbers].max() for numbers in batches], np.int64)
+    return few_sizes(padded_lengths(most, longest, multiple).tolist(), num_steps, len(batches))[1]
