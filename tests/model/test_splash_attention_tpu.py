@@ -18,12 +18,16 @@ from bert_jax.settings.pretraining import MeshConfig
 
 
 def random_arrays(size, dtype="float32", rows=2, hidden=128):
-    """Returns query, key, value, a gradient of real tokens alone, and sequence ids: a row of one, others packed."""
+    """Returns query, key, value, a gradient of real tokens alone, and sequence ids: a row of one, others packed.
+
+    Some tokens are not seen.
+    """
     random = np.random.default_rng(size)
     arrays = [jnp.asarray(random.normal(size=(rows, size, hidden)), dtype) for _ in range(4)]
     ids = np.ones((rows, size), np.int32)
     ids[1:, size // 3 :], ids[1:, size // 2 :], ids[1:, -7:] = 2, 3, 0
-    arrays[3] = jnp.where(ids[..., None] > 0, arrays[3], 0)
+    ids[1:, size // 2 - 5 : size // 2] *= -1
+    arrays[3] = jnp.where(ids[..., None] != 0, arrays[3], 0)
     return arrays, ids
 
 
@@ -75,7 +79,7 @@ def test_both_passes_are_those_of_plain_attention_in_float32(size, window, causa
         for each, given in (("splash", arrays), ("", [array.astype(jnp.float32) for array in arrays]))
     )
     assert all(np.isfinite(np.asarray(array, np.float32)).all() for array in found)
-    real = ids[..., None] > 0
+    real = ids[..., None] != 0
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == jnp.dtype(dtype)
         ours, theirs = (np.asarray(array, np.float32) * real for array in (ours, theirs))
