@@ -47,12 +47,16 @@ from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.folder import Folder
 from bert_jax.storage.writing import write_json
-from bert_jax.text.hf_tokenizer import finding
+from bert_jax.text.hf_tokenizer import with_prompt_tokens
 from bert_jax.text.tokenizer import Tokenizer
 
 _TOKENS = "token_embeddings"
 _OURS, _PYLATE = "MultiVectorEncoder", "ColBERT"
-_OF_PYLATE = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens")
+_PREFIXES = {
+    QUERY: "query_prefix",
+    PASSAGES[0]: "document_prefix",
+}  # of PyLate's, by the name of the prompt
+_OF_PYLATE = (*_PREFIXES.values(), "do_query_expansion", "attend_to_expansion_tokens")
 _PUNCTUATION = list(string.punctuation)
 _ORDER = "Transformer( Dense)?(( MultiVectorMask)?( Normalize)?| Normalize MultiVectorMask)"
 _TYPES = "sentence_transformers.base.modules."
@@ -61,6 +65,10 @@ _KINDS = {
     "Dense": f"{_TYPES}dense.Dense",
     "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
     "Normalize": f"{_TYPES}normalize.Normalize",
+}
+_KINDS_OF_PYLATE = {
+    "Transformer": "sentence_transformers.models.Transformer",
+    "Dense": "pylate.models.Dense.Dense",
 }
 
 # The options of each module, and the values that are computed here; () is read below.
@@ -136,34 +144,20 @@ def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) 
     options["query_length"] = min(options["query_length"], model.max_positions)
     embedding = EmbeddingConfig(kind="multi_vector", **options, **prompts)
     settings = TaskConfig(name="embeddings", max_seq_length=most, embedding=embedding)
-    prefixes = _prefixes(about, tokenizer)
-    found = finding(tokenizer, prefixes) if prefixes else None
-    return Pipeline(settings, params, [*notes, *more], found)
+    prefixes = [about.get(name) or "" for name in _PREFIXES.values()]
+    finds = with_prompt_tokens(tokenizer, prefixes)
+    return Pipeline(settings, params, [*notes, *more], finds)
 
 
 def _with_prefixes(about: JsonObject) -> JsonObject:
     """Returns the options with PyLate's prefixes as the beginning of prompts."""
     prompts = dict(about.get("prompts") or {})
-    for name, prefix in (("query", "query_prefix"), ("document", "document_prefix")):
+    for name, prefix in _PREFIXES.items():
         before = about.get(prefix) or ""
         schema.check(before, str, prefix, "correct it")
         if before:
             prompts[name] = before + str(prompts.get(name) or "").removeprefix(before)
     return about | {"prompts": prompts}
-
-
-def _prefixes(about: JsonObject, tokenizer: Tokenizer) -> list[str]:
-    """Returns the prefixes of PyLate's that are tokens, and which the tokenizer takes for text."""
-    found = []
-    for name in ("query_prefix", "document_prefix"):
-        prefix = about.get(name) or ""
-        # with the blank at its end, or without
-        known = next(
-            (each for each in (prefix, prefix.strip()) if each in tokenizer.pieces.ids), ""
-        )
-        if known and tokenizer.encode(known) != [tokenizer.pieces.ids[known]]:
-            found.append(known)
-    return found
 
 
 def _expansion_of_pylate(about: JsonObject) -> JsonObject:
@@ -212,16 +206,10 @@ def _lengths_of_queries(
 def write_multi_vector(directory: Path, settings: TaskConfig, params: Params) -> None:
     """Writes sentence-transformers' modules around the model that is in a directory."""
     embedding = settings.embedding
-    configs: dict[str, JsonObject] = {"Transformer": {}}
     names = {"module_input_name": _TOKENS, "module_output_name": _TOKENS}
-    if size := embedding.projection_size:
-        configs["Dense"] = {
-            "in_features": len(params["projection"]["kernel"]),
-            "out_features": size,
-            "bias": False,
-            "activation_function": ACTIVATIONS[embedding.projection_activation],
-            **names,
-        }
+    configs: dict[str, JsonObject] = {"Transformer": {}}
+    if embedding.projection_size:
+        configs["Dense"] = _dense_config(embedding) | names
     configs["MultiVectorMask"] = {
         "skiplist_words": embedding.skipped(),
         "skiplist_tasks": ["document"],
@@ -229,19 +217,7 @@ def write_multi_vector(directory: Path, settings: TaskConfig, params: Params) ->
     }
     if embedding.normalize:
         configs["Normalize"] = names
-    modules = []
-    for number, (kind, config) in enumerate(configs.items()):
-        path = f"{number}_{kind}" if number else ""
-        modules.append(
-            {"idx": number, "name": str(number), "path": path, "type": _KINDS[kind]},
-        )
-        if number:
-            (directory / path).mkdir(exist_ok=True)
-            write_json(directory / path / "config.json", config)
-        if kind == "Dense":
-            weight = np.array(params["projection"]["kernel"]).T.copy()
-            # one file: a module has no shards
-            write_weights(directory / path, {"linear.weight": weight}, max_bytes=1 << 40)
+    _write_modules(directory, configs, _KINDS, params)
     prompts = json.loads(embedding.other_prompts or "{}")
     prompts |= {QUERY: embedding.query_prompt, PASSAGES[0]: embedding.passage_prompt}
     default = embedding.default_prompt or None
@@ -251,24 +227,96 @@ def write_multi_vector(directory: Path, settings: TaskConfig, params: Params) ->
         "similarity_fn_name": "maxsim",
         "default_prompt_name": default if default in (None, *prompts) else PASSAGES[0],
     }
-    filled = min(embedding.query_expansion, embedding.query_length)
-    lengths: JsonObject = {
+    use: JsonObject = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": FORWARD},
+        "module_output_name": _TOKENS,
         "max_seq_length": settings.max_seq_length,
         "document_length": settings.max_seq_length,
         "query_length": embedding.query_length,
     }
-    if filled:
-        lengths["query_expansion"] = {
+    if filled := embedding.filled_length():
+        use["query_expansion"] = {
             "strategy": "fixed" if filled == embedding.query_length else "min",
             "attend": embedding.expansion_is_seen,
             "token": None,
             "length": filled,
         }
-    use = {
-        "transformer_task": "feature-extraction",
-        "modality_config": {"text": FORWARD},
-        "module_output_name": _TOKENS,
-    }
     write_json(directory / ABOUT, about)
-    write_json(directory / LENGTH, use | lengths)
+    write_json(directory / LENGTH, use)
+
+
+def check_pylate(settings: TaskConfig | None, tokenizer: Tokenizer) -> None:
+    """Raises: InputError if PyLate would compute other vectors than a model's, with what it cannot express."""
+    if settings is None or settings.embedding.kind != "multi_vector":
+        raise InputError(
+            "PyLate's models have a vector for each token, and this one has not; use --to=sentence_transformers"
+        )
+    embedding = settings.embedding
+    filled = embedding.filled_length()
+    for prompt in (embedding.query_prompt, embedding.passage_prompt):
+        if len(tokenizer.encode(prompt)) != 1:
+            raise InputError(
+                f"the prompt {prompt!r:.60} is {len(tokenizer.encode(prompt))} tokens, and PyLate has a token before "
+                "queries and one before passages; use --to=sentence_transformers"
+            )
+    for wrong, what in (
+        (not embedding.projection_size, "no dense layer"),
+        (not embedding.normalize, "vectors of any length"),
+        (filled not in (0, embedding.query_length), "queries that are filled up in part"),
+    ):
+        if wrong:
+            raise InputError(f"PyLate has no model with {what}; use --to=sentence_transformers")
+
+
+def write_pylate(
+    directory: Path, settings: TaskConfig, params: Params, tokenizer: Tokenizer
+) -> None:
+    """Writes PyLate's modules around the model that is in a directory; `check_pylate` says which models it has."""
+    embedding = settings.embedding
+    dense = _dense_config(embedding) | {"use_residual": False}
+    _write_modules(directory, {"Transformer": {}, "Dense": dense}, _KINDS_OF_PYLATE, params)
+    prefixes = zip(_PREFIXES.values(), (embedding.query_prompt, embedding.passage_prompt))
+    about: JsonObject = {
+        "model_type": _PYLATE,
+        "prompts": json.loads(embedding.other_prompts or "{}"),
+        "similarity_fn_name": "MaxSim",
+        "default_prompt_name": None,
+        "query_length": embedding.query_length,
+        "document_length": settings.max_seq_length,
+        "do_query_expansion": bool(embedding.filled_length()),
+        "attend_to_expansion_tokens": embedding.expansion_is_seen,
+        "skiplist_words": embedding.skipped(),
+    }
+    # a prefix is the name of its token
+    about |= {name: tokenizer.tokenize(prompt)[0] for name, prompt in prefixes}
+    write_json(directory / ABOUT, about)
+    write_json(directory / LENGTH, {"max_seq_length": settings.max_seq_length})
+
+
+def _dense_config(embedding: EmbeddingConfig) -> JsonObject:
+    return {
+        "out_features": embedding.projection_size,
+        "bias": False,
+        "activation_function": ACTIVATIONS[embedding.projection_activation],
+    }
+
+
+def _write_modules(
+    directory: Path, configs: dict[str, JsonObject], types: Mapping[str, str], params: Params
+) -> None:
+    """Writes the list of modules, and of each but the first its folder."""
+    modules = []
+    for number, (kind, config) in enumerate(configs.items()):
+        path = f"{number}_{kind}" if number else ""
+        modules.append({"idx": number, "name": str(number), "path": path, "type": types[kind]})
+        if not number:
+            continue
+        (directory / path).mkdir(exist_ok=True)
+        if kind == "Dense":
+            weight = np.array(params["projection"]["kernel"]).T.copy()
+            config = {"in_features": weight.shape[1]} | config
+            # one file: a module has no shards
+            write_weights(directory / path, {"linear.weight": weight}, max_bytes=1 << 40)
+        write_json(directory / path / "config.json", config)
     write_json(directory / MODULES, modules)

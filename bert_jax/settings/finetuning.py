@@ -142,6 +142,10 @@ class EmbeddingConfig(Section):
         """Returns what the scores of vectors are divided by."""
         return self.dot_temperature if self.kind == "multi_vector" else self.temperature
 
+    def filled_length(self) -> int:
+        """Returns the tokens that queries are filled up to; 0 fills none."""
+        return min(self.query_expansion, self.query_length)
+
     def skipped(self) -> list[str]:
         """Returns the tokens that do not count in passages. Raises: InputError if `skipped_words` is no list."""
         if self.skipped_words == "punctuation":

@@ -31,6 +31,7 @@ from bert_jax.tasks.evaluation import Data, Split, make_split
 from bert_jax.tasks.hooks import check_kind, told
 from bert_jax.tasks.results import listed
 from bert_jax.tasks.trial import try_own
+from bert_jax.text.hf_tokenizer import with_prompt_tokens
 
 
 class TaskInputs(NamedTuple):
@@ -95,7 +96,12 @@ def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
         lines.append(
             f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used"
         )
-    start = dataclasses.replace(start, params=params, notes=(*start.notes, *lines))
+    tokenizer, embedding = start.tokenizer, task.embedding
+    if embedding.kind == "multi_vector":  # whose prompts are tokens, where the vocabulary has them
+        prompts = embedding.query_prompt, embedding.passage_prompt
+        tokenizer = with_prompt_tokens(tokenizer, prompts)
+    notes = (*start.notes, *lines)
+    start = dataclasses.replace(start, params=params, tokenizer=tokenizer, notes=notes)
     return dataclasses.replace(config, task=task), start
 
 

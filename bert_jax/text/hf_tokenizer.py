@@ -256,13 +256,17 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     return []
 
 
-def finding(tokenizer: Tokenizer, names: Iterable[str]) -> Tokenizer:
-    """Returns the tokenizer that finds these tokens of its vocabulary where they are written in a text.
+def with_prompt_tokens(tokenizer: Tokenizer, prompts: Iterable[str]) -> Tokenizer:
+    """Returns the tokenizer that takes prompts for a token where the vocabulary has it by this name, as [unused0].
 
-    One of sentencepiece's is returned as it is.
+    A blank at the end of a prompt may be part of the name, and need not. One of sentencepiece's stays as it is.
     """
-    pieces = tokenizer.pieces
-    if tokenizer.kind not in (WordPiece.kind, DescribedPieces.kind):
+    pieces, names = tokenizer.pieces, []
+    for prompt in prompts:
+        name = next((each for each in (prompt, prompt.strip()) if each in pieces.ids), "")
+        if name and tokenizer.encode(prompt) != [pieces.ids[name]]:
+            names.append(name)
+    if not names or tokenizer.kind not in (WordPiece.kind, DescribedPieces.kind):
         return tokenizer
     described = (
         json.loads(pieces.content)

@@ -5,8 +5,9 @@ r"""Converts a BERT between the formats of bert_jax and Hugging Face, and from G
 
 PATH is a work directory of train.py, or a model exported from one; a directory written by transformers, or
 hf://ORG/NAME; or a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
-The format is recognised from the files. Neither PyTorch nor TensorFlow is needed. FORMAT is bert_jax, hf, or
-sentence_transformers, which has the pooling, normalization, prompts and length of embeddings too.
+The format is recognised from the files. Neither PyTorch nor TensorFlow is needed. FORMAT is bert_jax, hf,
+sentence_transformers, which has the pooling, normalization, prompts and length of embeddings too, or pylate, of
+models with a vector for each token.
 
     bert_jax convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
     bert_jax convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
@@ -19,6 +20,7 @@ that of `hf auth login`, or HF_TOKEN. The model card, README.md, is made from th
 """
 
 import dataclasses
+import functools
 import sys
 import tempfile
 from pathlib import Path
@@ -41,8 +43,8 @@ _OUTPUT = flags.DEFINE_string(
     required=True,
 )
 _TO = flags.DEFINE_enum(
-    "to", None, ["bert_jax", "hf", "sentence_transformers"],
-    "The format of the output; the hub takes hf and sentence_transformers.")  # fmt: skip
+    "to", None, ["bert_jax", "hf", "sentence_transformers", "pylate"],
+    "The format of the output; the hub takes all but bert_jax.")  # fmt: skip
 _REVISION = flags.DEFINE_string(
     "revision", "", "Branch of the hub's repository, created if missing; empty means main."
 )
@@ -64,7 +66,12 @@ _ACTIVATION = flags.DEFINE_enum(
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
-_OF_HUB = ("hf", "sentence_transformers")
+_OF_HUB = ("hf", "sentence_transformers", "pylate")
+_LIBRARIES = {
+    "hf": "transformers",
+    "sentence_transformers": "sentence-transformers",
+    "pylate": "PyLate",
+}
 MOST = {"float32": 1e-5, "float16": 0.02}  # larger differences are not from rounding
 
 
@@ -100,7 +107,7 @@ def _check_flags(url: str) -> None:
         check_upload(url, _REVISION.value)
         return
     if _TO.value is None:
-        raise InputError("--to is needed: bert_jax, hf or sentence_transformers")
+        raise InputError("--to is needed: bert_jax, hf, sentence_transformers or pylate")
     if _DTYPE.value != "float32" and _TO.value not in _OF_HUB:
         raise InputError(f"--dtype={_DTYPE.value} is of --to=hf; {_TO.value} is written as float32")
     if _REVISION.value:
@@ -116,7 +123,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     to = _TO.value or "hf"
     from bert_jax.checkpoints.hf import left_out, save_hf
     from bert_jax.checkpoints.model_card import gather_records, model_card
-    from bert_jax.checkpoints.multi_vector import write_multi_vector
+    from bert_jax.checkpoints.multi_vector import check_pylate, write_multi_vector, write_pylate
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.sentence_transformers import write_pipeline
     from bert_jax.inference.compare import differences
@@ -142,13 +149,12 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             bert.labels,
             bert.trained,
         )
-        library = "transformers" if to == "hf" else "sentence-transformers"
         lost = left_out(bert.config, bert.params, bert.task)
         if to != "hf":  # a pipeline of vectors has no head but the projection
             kept = {"encoder", "mlm", "next_sentence", "projection"}
             lost = sorted(bert.params.keys() - kept)
         title = shown.removeprefix(HUB).rpartition("/")[2]
-        card = model_card(gather_records(source, *records), title, library, lost)
+        card = model_card(gather_records(source, *records), title, _LIBRARIES[to], lost)
         options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
         options |= {name: bert.task_settings.get(name, "") for name in ("thresholds", "activation")}
         params = bert.params
@@ -160,7 +166,10 @@ def _convert(output: Place, shown: str) -> "Pretrained":
                 notes.append(
                     "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
                 )
-            write = write_multi_vector if is_of_tokens(bert) else write_pipeline
+            write: Any = write_multi_vector if is_of_tokens(bert) else write_pipeline
+            if to == "pylate":
+                check_pylate(bert.embedding, bert.tokenizer)
+                write = functools.partial(write_pylate, tokenizer=bert.tokenizer)
             options["write_more"] = lambda folder: write(folder, settings, bert.params)
             params = {name: part for name, part in params.items() if name == "encoder"}
         notes += save_hf(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories of vectors of tokens: what is written is read back, PyLate's are read, other options are refused."""
 
+import functools
 import json
 
 import jax
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 from bert_jax import InputError, load_pretrained, multi_vectors, save_pretrained
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.hf_extras import MODULES
-from bert_jax.checkpoints.multi_vector import write_multi_vector
+from bert_jax.checkpoints.multi_vector import check_pylate, write_multi_vector, write_pylate
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
@@ -32,16 +33,17 @@ def make(**settings):
     return Pretrained(tiny_model(), params, make_tokenizer(203), "token_embeddings", task_settings=task)
 
 
-def write(bert, directory):
+def write(bert, directory, write_modules=write_multi_vector):
     params = {"encoder": bert.params["encoder"]}
     save_hf(
         *(directory, bert.config, params, bert.tokenizer, bert.task, ()),
-        write_more=lambda there: write_multi_vector(there, bert.embedding, bert.params),
+        write_more=lambda there: write_modules(there, bert.embedding, bert.params),
     )
     return directory
 
 
 PROJECTED = {"projection_size": 8, "projection_activation": "none"}
+PREFIXED = {"query_prompt": "a", "passage_prompt": "b"}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,35 @@ def test_what_is_written_is_read_back(tmp_path, settings):
     for again in (found, load_pretrained(tmp_path / "own")):
         assert (again.task, again.embedding) == (bert.task, bert.embedding)
         jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
+
+
+@pytest.mark.parametrize("more", [{}, {"query_expansion": 0, "skipped_words": "", "other_prompts": '{"sts": "s "}'}])
+def test_what_is_written_for_pylate_is_read_back(tmp_path, more):
+    bert = make(**PROJECTED, query_prompt="a", passage_prompt="b", **more)
+    check_pylate(bert.embedding, bert.tokenizer)
+    again = load_pretrained(write(bert, tmp_path / "pylate", functools.partial(write_pylate, tokenizer=bert.tokenizer)))
+    assert again.embedding == bert.embedding
+    np.testing.assert_array_equal(again.params["projection"]["kernel"], bert.params["projection"]["kernel"])
+    about = json.loads((tmp_path / "pylate" / ABOUT).read_text())
+    assert (about["query_prefix"], about["document_prefix"], about["model_type"]) == ("a", "b", "ColBERT")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "the prompt '' is 0 tokens, and PyLate has a token before queries and one before passages"),
+        ({"query_prompt": "a b", "passage_prompt": "b"}, "the prompt 'a b' is 2 tokens"),
+        (PREFIXED, "PyLate has no model with no dense layer; use --to=sentence_transformers"),
+        (PREFIXED | PROJECTED | {"normalize": False}, "PyLate has no model with vectors of any length"),
+        (PREFIXED | PROJECTED | {"query_expansion": 8}, "PyLate has no model with queries that are filled up in part"),
+    ],
+)
+def test_what_pylate_cannot_express_is_named(settings, problem):
+    bert = make(**settings)
+    with pytest.raises(InputError, match=problem):
+        check_pylate(bert.embedding, bert.tokenizer)
+    with pytest.raises(InputError, match="PyLate's models have a vector for each token, and this one has not"):
+        check_pylate(None, bert.tokenizer)
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ def st():
     return pytest.importorskip("sentence_transformers")
 
 
-def convert(source, output):
+def convert(source, output, to="sentence_transformers"):
     command = [sys.executable, "-m", "bert_jax", "convert_checkpoint", f"--input={source}", f"--output={output}"]
-    done = subprocess.run([*command, "--to=sentence_transformers", "--verify"], text=True, capture_output=True)
+    done = subprocess.run([*command, f"--to={to}", "--verify"], text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -407,7 +407,7 @@ def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp
     import transformers
     from safetensors.numpy import save_file
 
-    directory = tmp_path / "pylate"
+    directory = tmp_path / "hand_made"
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(small[0]))
     is_special, prefixes = added == "special", ("[Q] ", "[D] ")
     if added == "vocabulary":  # as [unused0] and [unused1] are
@@ -445,9 +445,10 @@ def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp
     ]
     assert bert.tokenizer.encode(f"{prefixes[1]}the") == ids
     assert_same_tokens(bert, theirs, [*TEXTS, "a small, small house."])
-    convert(directory, tmp_path / "again")
-    again = st.MultiVectorEncoder(str(tmp_path / "again"), device="cpu")
-    assert_same_tokens(bert, again, [*TEXTS, "a small, small house."])
+    for kind in ("sentence_transformers", "pylate"):
+        convert(directory, tmp_path / kind, kind)
+        again = st.MultiVectorEncoder(str(tmp_path / kind), device="cpu")
+        assert_same_tokens(bert, again, [*TEXTS, "a small, small house."])
 
 
 def test_the_loss_of_vectors_of_tokens_and_its_gradient_are_the_same(st, tmp_path):

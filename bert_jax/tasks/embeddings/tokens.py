@@ -47,7 +47,7 @@ class TokenFit:
         if not is_query:
             skipped = np.isin(token_ids, self._skipped)
             return Marked(token_ids, (UNSCORED * skipped).astype(np.uint8), fitted.was_cut)
-        missing = max(min(settings.query_expansion, most) - len(token_ids), 0)
+        missing = max(settings.filled_length() - len(token_ids), 0)
         marks = np.zeros(len(token_ids) + missing, np.uint8)
         marks[len(token_ids) :] = 0 if settings.expansion_is_seen else UNSEEN
         filled = np.append(token_ids, np.full(missing, self.tokenizer.mask_id, np.int32))
@@ -76,8 +76,9 @@ class TokenRows(StoredRows):
         self._rows, self._fit = rows, fit
         self._num_queries = rows.lengths.shape[1] if are_alone else 1
         self.lengths = np.array(rows.lengths)
-        queries, filled = self.lengths[:, : self._num_queries], config.embedding.query_expansion
-        queries[:] = np.where(queries > 0, np.clip(queries, min(filled, most), most), 0)
+        queries = self.lengths[:, : self._num_queries]
+        filled = np.clip(queries, config.embedding.filled_length(), most)
+        queries[:] = np.where(queries > 0, filled, 0)
 
     def take(self, numbers: np.ndarray) -> list[Row]:
         return [self._fitted(row) for row in self._rows.take(numbers)]

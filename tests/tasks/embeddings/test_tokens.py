@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from builders import make_pretrained
+from builders import growing_bert, make_pretrained
 
 from bert_jax.batch import UNSCORED, UNSEEN
+from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import EMBEDDING_KINDS
-from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneConfig, TaskConfig
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import search
 from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
@@ -19,6 +20,7 @@ from bert_jax.tasks.embeddings.read import TextsExample
 from bert_jax.tasks.embeddings.search import nearest_texts
 from bert_jax.tasks.embeddings.task import from_start
 from bert_jax.tasks.embeddings.tokens import TokenFit
+from bert_jax.tasks.prepare import completed
 from bert_jax.tokenizing import load_tokenizer
 
 RNG = np.random.default_rng(0)
@@ -170,3 +172,15 @@ def test_prepared_pairs_are_the_rows_of_their_table(tmp_path, name):
     longer = make_task(config(**prompts, query_length=10))
     with pytest.raises(InputError, match="query_length 10 is above the 9 tokens of prepared texts; lower it"):
         longer.make_rows(read[1], load_tokenizer(vocabulary), True)
+
+
+def test_prompts_that_the_vocabulary_has_are_tokens(tmp_path):
+    bert = growing_bert()
+    save_pretrained(bert, tmp_path / "start")
+    asked = config(query_prompt="[unused0] ", passage_prompt="[unused1]")
+    run = FinetuneConfig(task=asked, init_checkpoint=str(tmp_path / "start"))
+    (_, start), (_, dense) = completed(run), completed(dataclasses.replace(run, task=TaskConfig(name="embeddings")))
+    assert start.tokenizer.tokenize("[unused0] ban [unused1] bas") == ["[unused0]", "ban", "[unused1]", "bas"]
+    assert start.tokenizer.vocab == tuple(bert.tokenizer.vocab)
+    assert start.tokenizer.encode("ban coart") == bert.tokenizer.encode("ban coart")
+    assert dense.tokenizer.tokenize("[unused0] ban")[0] == "[UNK]"
