@@ -55,6 +55,7 @@ _HOMES = {
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
     "score_sentences": "inference.sentence_scores:score_sentences",
     "sentence_embeddings": "inference.features:sentence_embeddings",
+    "sparse_embeddings": "inference.sparse:sparse_embeddings",
     "tune_process": "devices.tuning:tune_process",
 }
 
@@ -101,6 +102,7 @@ __all__ = [
     "save_pretrained",
     "score_sentences",
     "sentence_embeddings",
+    "sparse_embeddings",
     "text_task",
     "token_task",
     "tune_process",
@@ -120,6 +122,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.pretrained import Pretrained, load_pretrained
     from bert_jax.inference.sentence_scores import score_sentences
+    from bert_jax.inference.sparse import sparse_embeddings
     from bert_jax.model.bert import Encoder
     from bert_jax.model.heads.base import Head
     from bert_jax.model.heads.labels import Spot

@@ -61,6 +61,8 @@ class Batch(NamedTuple):
     # [B, L, width of the word table] float, in place of the rows of `token_ids` there: mixed or disturbed words, soft
     # prompts. A gradient by it tells which tokens matter. None looks the tokens up.
     word_vectors: Array = None
+    # [B, M] bool: the sequence is a query, for heads with `knows_queries`; None has none
+    queries: Array = None
 
     @classmethod
     def from_ids(
@@ -112,6 +114,7 @@ class Row(NamedTuple):
     label: Any = None
     detail: Any = None  # further data for `Task.decode`; not an input of the model
     weight: float = 1.0  # of its label in the loss
+    is_query: bool = False  # whether it is a query, of texts that are compared
     marks: np.ndarray | None = (
         None  # [L] uint8: `UNSEEN` + `UNSCORED` of each token; None is 0 for all
     )

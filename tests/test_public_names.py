@@ -20,6 +20,7 @@ PACKAGE = Path(bert_jax.__file__).parent
 PUBLIC = [
     *("load_pretrained", "save_pretrained", "Pretrained", "load_predictor", "load_tokenizer", "Tokenizer"),
     *("pretrain", "finetune", "fill_masks", "sentence_embeddings", "score_sentences", "evaluate_pretrained"),
+    "sparse_embeddings",
     *("PretrainConfig", "FinetuneConfig", "InputError", "__version__", "HEADS", "Head", "Row", "Rows", "Task"),
     *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch", "tune_process"),
     *("mine_negatives", "Limits", "mask_tokens", "MaskingConfig", "Encoded", "Spot", "CutWarning", "recipe"),

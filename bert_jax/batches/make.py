@@ -81,10 +81,11 @@ def make_batch(
     lengths = [row.lengths for row in rows]
     batch = pad_rows(token_ids, length, type_ids, lengths, widest, tokenizer.pad_id)
     # a single word to predict
+    bins = [[row] for row in rows]
+    batch = _with_queries(batch, bins, head)
     batch = batch._replace(mlm_positions=np.zeros((len(rows), 1), np.int32))
     if labels is None:
         return batch
-    bins = [[row] for row in rows]
     if head.needs_whole_batch:
         return batch._replace(labels=head.labels_of_batch(bins, widest, len(texts), length))
     batch = _labelled(batch, bins, head, labels)
@@ -143,7 +144,7 @@ def texts_apart(
         parts = zip(row.label[1:], *(np.split(array, ends) for array in arrays))
         for kind, (text, token_ids, type_ids, *marks) in enumerate(parts):
             label = (most, kind, text, row.label[0])
-            own = Row(number, token_ids, type_ids, (len(token_ids),), label)
+            own = Row(number, token_ids, type_ids, (len(token_ids),), label, is_query=kind == 0)
             text_rows.append(own._replace(marks=marks[0]) if marks else own)
     return text_rows
 
@@ -220,10 +221,22 @@ def batch_of_rows(
         for row, spot in spots_of(members):
             if row.marks is not None:
                 batch.sequence_ids[line, spot.tokens] *= np.where(row.marks & UNSEEN, -1, 1)
+    batch = _with_queries(batch, bins, head)
     known = [row.label for members in (bins if whole is None else whole) for row in members]
     if not known or any(label is None for label in known) or head.needs_whole_batch:
         return batch
     return _labelled(batch, bins, head, known)
+
+
+def _with_queries(batch: Batch, bins: Sequence[Sequence[Row]], head: Head) -> Batch:
+    """Returns the batch, which says which sequences are queries if the head needs to know it."""
+    if not head.knows_queries:
+        return batch
+    queries = np.zeros(batch.cls_positions.shape, bool)
+    for line, members in enumerate(bins):
+        for row, spot in spots_of(members):
+            queries[line, spot.places] = row.is_query
+    return batch._replace(queries=queries)
 
 
 def _labelled(

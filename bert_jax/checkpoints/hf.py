@@ -39,6 +39,7 @@ from bert_jax.checkpoints.names import (
     to_params,
 )
 from bert_jax.checkpoints.sentence_transformers import activation_path, read_pipeline, read_reranker
+from bert_jax.checkpoints.sparse_encoder import model_folder, read_sparse
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.encoder import ENCODER
@@ -80,6 +81,9 @@ def load_hf(folder: Folder) -> Imported:
 
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
+    home = folder
+    with files.reading(str(home.path)):
+        folder = model_folder(home)
     where = folder / "config.json"
     # first, since an adapter alone has no config.json, and would be told to have one
     check_whole(folder)
@@ -103,7 +107,8 @@ def load_hf(folder: Folder) -> Imported:
         params = to_params(read, shapes, "hf", config, name, kind)
     notes += find_not_finite(params, name)
     with files.reading(str(folder.path)):
-        pipeline = read_multi_vector(folder, config, tokenizer)
+        pipeline = read_sparse(home, config, tokenizer)
+        pipeline = pipeline or read_multi_vector(folder, config, tokenizer)
         pipeline = pipeline or read_pipeline(folder, config, tokenizer.lowercase)
     if pipeline:
         notes += pipeline.notes

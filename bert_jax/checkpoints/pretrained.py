@@ -29,8 +29,8 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError, reading
-from bert_jax.model.heads.embedding import Embeddings
-from bert_jax.model.heads.table import HEADS
+from bert_jax.model.heads.sparse import QUERY_TABLE
+from bert_jax.model.heads.table import EMBEDDING_KINDS, HEADS
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.objective import Params
 from bert_jax.model.on_cpu import unstack
@@ -111,9 +111,11 @@ class Pretrained:
     @functools.cached_property
     def embedding(self) -> TaskConfig | None:
         """The settings of a model that makes vectors of texts: pooling, prompts, length; None of other models."""
-        if not isinstance(HEADS.get(self.task), Embeddings):
+        kinds = {head.name: kind for kind, head in EMBEDDING_KINDS.items()}
+        if self.task not in kinds:
             return None
         usual = {"name": "embeddings", "max_seq_length": self.config.max_positions}
+        usual["embedding"] = {"kind": kinds[self.task]}
         return from_dict(TaskConfig, self.task_settings or usual, "task_settings")
 
 
@@ -277,7 +279,11 @@ def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) 
     every = flatten(abstract_params(config, num_classes))
     # The parameters of a probe depend on its settings, and those of a custom head are not known here: their shapes
     # are taken from the checkpoint itself.
-    own = parts & {"probe", "projection"} if task in HEADS else parts - {"encoder", "pooler"}
+    own = (
+        parts & {"probe", "projection", QUERY_TABLE}
+        if task in HEADS
+        else parts - {"encoder", "pooler"}
+    )
     every = {name: leaf for name, leaf in every.items() if part_of(name) not in own}
     unknown = {name: about for name, about in arrays.items() if part_of(name) in own}
     every |= {

@@ -8,7 +8,7 @@ Versions before 6 have other names for the types and options, and read what is w
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -178,7 +178,7 @@ def allow(about: JsonObject, options: Mapping[str, tuple], where: Path) -> None:
     """Raises: InputError if an option has another value than those that it may have; () allows any."""
     for option, allowed in options.items():
         if allowed and about.get(option) not in allowed:
-            raise cannot(where, option, about[option])
+            raise cannot(where, option, about.get(option))
 
 
 def cannot(where: Path, option: str, value: object) -> InputError:
@@ -296,23 +296,33 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
             }
             # one file: a module has no shards
             write_weights(directory / path, arrays, max_bytes=1 << 40)
-        own = f"sentence_transformers.models.{kind}"
-        modules.append({"idx": number, "name": str(number), "path": path, "type": own})
+        modules.append((path, f"sentence_transformers.models.{kind}"))
+    about: JsonObject = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
+    if embedding.kept_dimensions:
+        about["truncate_dim"] = embedding.kept_dimensions
+    write_about(directory, settings, modules, about)
+
+
+def write_about(
+    directory: Path, settings: TaskConfig, modules: Sequence[tuple[str, str]], about: JsonObject
+) -> None:
+    """Writes the list of modules (path, type), what is said about all of them, the prompts and the length."""
+    embedding = settings.embedding
     prompts = json.loads(embedding.other_prompts or "{}")
     prompts |= {QUERY: embedding.query_prompt, PASSAGES[0]: embedding.passage_prompt}
     default = embedding.default_prompt or None
-    about: JsonObject = {
-        "model_type": "SentenceTransformer",
+    of_prompts = {
         "prompts": prompts,
-        "similarity_fn_name": "cosine",
         "default_prompt_name": default if default in (None, *prompts) else PASSAGES[0],
     }
-    if embedding.kept_dimensions:
-        about["truncate_dim"] = embedding.kept_dimensions
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": own}
+        for number, (path, own) in enumerate(modules)
+    ]
     length = {"max_seq_length": settings.max_seq_length, "do_lower_case": False}
-    write_json(directory / ABOUT, about)
+    write_json(directory / ABOUT, about | of_prompts)
     write_json(directory / LENGTH, length)
-    write_json(directory / MODULES, modules)
+    write_json(directory / MODULES, listed)
 
 
 def read_prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
@@ -385,12 +395,16 @@ def read_dense(
     return settings, {"projection": arrays}
 
 
-def check_transformer(folder: Folder, options: Mapping[str, tuple] = TRANSFORMER) -> None:
-    """Raises: InputError if a model is not used as the encoder that it is here."""
+def check_transformer(
+    folder: Folder,
+    options: Mapping[str, tuple] = TRANSFORMER,
+    forward: JsonObject = FORWARD,
+) -> None:
+    """Raises: InputError if a model is not used as it is here: as an encoder, if nothing else is given."""
     about, where = options_of_transformer(folder)
     allow(about, options, where)
-    modalities = about.get("modality_config", {"text": FORWARD})
-    if not isinstance(modalities, dict) or modalities.get("text") != FORWARD:
+    modalities = about.get("modality_config", {"text": forward})
+    if not isinstance(modalities, dict) or modalities.get("text") != forward:
         raise cannot(where, "modality_config", modalities)
     for option, value in about.items():
         if re.fullmatch(_ARGUMENTS, option) and not set(value or ()) <= _HARMLESS:

@@ -31,6 +31,11 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import single_row
 from bert_jax.text.fitting import fit_texts, listed, tell_cut
 
+# of kinds of models whose vectors are not these
+_OTHERS = {
+    "multi_vector": "this model has a vector for each token; take multi_vectors",
+    "sparse": "this model makes sparse vectors; take sparse_embeddings",
+}
 Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]]
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
 _TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about; a batch, if that is more
@@ -62,7 +67,7 @@ def encode_texts(bert: Pretrained, texts: Texts, long_texts: str = "cut") -> Enc
     Raises: InputError if there is no text, or one is none.
     """
     texts = listed(texts)
-    rows, cut = _rows(bert, texts, bert.config.max_positions, long_texts)
+    rows, cut = rows_of(bert, texts, bert.config.max_positions, long_texts)
     if not rows:
         raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
     tell_cut(sum(cut), bert.config.max_positions)
@@ -101,9 +106,9 @@ def token_features(
     Raises: InputError if a layer does not exist, or `max_seq_length` is beyond the model's positions.
     """
     chosen, texts = tuple(layers), listed(texts)
-    max_seq_length, num_cut = _check(bert, chosen, max_seq_length), 0
+    max_seq_length, num_cut = check_lengths(bert, chosen, max_seq_length), 0
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        rows, cut = _rows(
+        rows, cut = rows_of(
             bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length, long_texts, first
         )
         num_cut += sum(cut)
@@ -148,7 +153,7 @@ def sentence_embeddings(
     vector of [CLS]. Vectors of a model that was not trained to compare sentences tell little about similarity, those of
     [CLS] less than the mean. `max_seq_length` and `long_texts` are those of `token_features`.
 
-    Raises: InputError as `token_features`, or if there is no such pooling or kind, or the model has vectors of tokens.
+    Raises: InputError as `token_features`, or if there is no such pooling or kind, or the model makes other vectors.
 
     Examples:
       >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
@@ -159,26 +164,18 @@ def sentence_embeddings(
     if pooling not in ("", "mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
     settings = bert.embedding if not pooling and layer == -1 else None
-    if settings is not None and settings.embedding.kind == "multi_vector":
-        raise InputError(
-            "this model has a vector for each token; take multi_vectors, or give a pooling such as mean"
-        )
-    prompts = {"query": "", "passage": ""} if settings is None else settings.embedding.prompts()
-    if kind not in ("", *prompts):
-        raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
+    other = "" if settings is None else _OTHERS.get(settings.embedding.kind, "")
+    if other:
+        raise InputError(f"{other}, or give a pooling such as mean")
+    texts = with_prompt(settings or TaskConfig(), texts, kind)
     size = bert.config.hidden_size
     compute = partial(_pooled, bert.config, layer, pooling != "cls")
     if settings is not None:
         size = settings.embedding.vector_size(size)
         compute = partial(embedded, bert.config, settings)
         max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
-        if prompt := prompts.get(kind or settings.embedding.default_prompt, ""):
-            texts = [
-                prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:])
-                for text in texts
-            ]  # type: ignore[assignment]
-    max_seq_length = _check(bert, (layer,), max_seq_length)
-    rows, cut = _rows(bert, listed(texts), max_seq_length, long_texts)
+    max_seq_length = check_lengths(bert, (layer,), max_seq_length)
+    rows, cut = rows_of(bert, texts, max_seq_length, long_texts)
     embeddings = np.zeros((len(rows), size), np.float32)
     tell_cut(sum(cut), max_seq_length)
     for row, spot, vectors in outputs_of(bert, rows, compute):
@@ -186,7 +183,20 @@ def sentence_embeddings(
     return embeddings
 
 
-def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
+def with_prompt(settings: TaskConfig, texts: Texts, kind: str) -> list[Any]:
+    """Returns texts with the prompt of their kind before them. Raises: InputError if there is no such kind."""
+    prompts = settings.embedding.prompts()
+    if kind not in ("", *prompts):
+        raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
+    prompt = prompts.get(kind or settings.embedding.default_prompt, "")
+    if not prompt:
+        return list(texts)
+    return [
+        prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts
+    ]
+
+
+def check_lengths(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
     """Returns the most tokens of a text. Raises: InputError if the model lacks a layer, or positions for them."""
     most = bert.config.num_layers
     if not layers or not all(-most - 1 <= layer <= most for layer in layers):
@@ -201,7 +211,7 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
     return length
 
 
-def _rows(
+def rows_of(
     bert: Pretrained,
     texts: Sequence[Any],
     most: int,

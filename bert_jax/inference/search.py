@@ -9,7 +9,9 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.work import beat
 from bert_jax.inference.features import sentence_embeddings
 from bert_jax.inference.late_interaction import is_of_tokens, maxsim, multi_vectors
+from bert_jax.inference.sparse import terms_of_texts
 from bert_jax.tasks.embeddings.search import BLOCK, TEXTS, Nearest, nearest, nearest_texts
+from bert_jax.tasks.embeddings.terms import nearest_terms
 
 
 class Passage(NamedTuple):
@@ -23,7 +25,8 @@ class Hit(NamedTuple):
     """A passage near a query."""
 
     passage: Passage
-    cosine: float  # or of vectors of tokens the score, which is the sum of a query's tokens
+    # or of vectors of tokens the score, which is the sum of a query's tokens, and of sparse vectors the product
+    cosine: float
 
 
 def search(
@@ -36,15 +39,18 @@ def search(
 ) -> list[list[Hit]]:
     """Returns the k passages that are nearest to each query by cosine, best first; of equals the first come first.
 
-    A model with vectors of tokens finds those with the largest `maxsim`. The corpus is read once, and a few thousand of
-    its vectors are in memory at a time. See `sentence_embeddings` and `multi_vectors` for the vectors of texts,
-    `max_seq_length` and `long_texts`.
+    A model with vectors of tokens finds those with the largest `maxsim`, one with sparse vectors those with the largest
+    dot product, by an inverted list. The corpus is read once, and a few thousand of its vectors are in memory at a
+    time. See `sentence_embeddings`, `multi_vectors` and `sparse_embeddings` for the vectors of texts, `max_seq_length`
+    and `long_texts`.
 
     Raises: InputError as `sentence_embeddings`.
     """
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
-    of_tokens = is_of_tokens(bert)
+    of_tokens, kind = is_of_tokens(bert), bert.embedding and bert.embedding.embedding.kind
     embed: Any = multi_vectors if of_tokens else sentence_embeddings
+    if kind == "sparse":
+        embed = terms_of_texts
     query_vectors = embed(bert, queries, kind="query", **options)
     best: list[list[Hit]] = [[] for _ in queries]
     corpus = iter(corpus)
@@ -52,11 +58,12 @@ def search(
         texts = [passage.text for passage in passages]
         vectors = embed(bert, texts, kind="passage", **options)
         few = min(k, len(passages))
-        near = (
-            nearest_texts(query_vectors, vectors, few)
-            if of_tokens
-            else nearest(query_vectors, [vectors], few)
-        )
+        if of_tokens:
+            near = nearest_texts(query_vectors, vectors, few)
+        elif kind == "sparse":
+            near = nearest_terms(query_vectors, vectors, few)
+        else:
+            near = nearest(query_vectors, [vectors], few)
         _keep_best(best, near, passages, k)
         beat()
     return best

@@ -29,6 +29,7 @@ _SHAPES = {
     "mlm_labels": "BP",
     "mlm_weights": "BP",
     "causal": "B",
+    "queries": "BM",
 }
 _ROWS_AT_ONCE = 4096  # whose ids are looked at together
 

@@ -42,8 +42,8 @@ Params = dict[str, PyTree]  # nested dicts of float32 arrays
 class Objective(abc.ABC):
     """A task for the one training step: pure functions of parameters and a batch.
 
-    The loss is the sum over `denominators` of sum / denominator. Both are taken over the global batch, so the loss does
-    not depend on microbatches or devices.
+    The loss is the sum over `denominators` of sum / denominator, and of `further_losses`. All are of the global batch,
+    so the loss does not depend on microbatches or devices.
     """
 
     model: ModelConfig
@@ -64,6 +64,10 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns what the sums of a prepared batch are divided by, by the name of the loss."""
+
+    def further_losses(self, step: jax.Array, num_steps: int) -> dict[str, jax.Array]:
+        """Returns what other metrics, means over the whole batch, are worth in the loss at a step, by their name."""
+        return {}
 
     @abc.abstractmethod
     def losses(
@@ -166,6 +170,9 @@ class TaskObjective(Objective):
         # the weight of all labels of the batch
         labels = jnp.sum(self.head.weights(batch)) * self.head.answers
         return {"loss": jnp.where(labels > 0, labels, 1.0)}  # the loss of none is 0 and not NaN
+
+    def further_losses(self, step: jax.Array, num_steps: int) -> dict[str, jax.Array]:
+        return self.head.further_losses(step, num_steps)
 
     def losses(
         self, params: Params, batch: Batch, dropout_key: jax.Array | None

@@ -59,17 +59,21 @@ class ProbeConfig(Section):
 
 
 POOLINGS = ("mean", "cls", "last", "max", "sqrt", "weighted")
+# of each kind of embedding model; the first is its default
+_POOLINGS = {"dense": POOLINGS, "sparse": ("max", "sum"), "multi_vector": POOLINGS}
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig(Section):
     """How a text becomes a vector, and what is learnt of vectors."""
 
-    # "dense", one vector, or "multi_vector" (ColBERT), a vector for each token of the last layer, after a dense layer
-    # without a bias: a passage's score is the sum over a query's tokens of the largest product with a token of it
-    kind: str = choice("dense", "multi_vector")
+    # "dense", one vector; "sparse" (SPLADE), a weight for each word of the vocabulary; or "multi_vector" (ColBERT), a
+    # vector for each token of the last layer, after a dense layer without a bias: a passage's score is the sum over a
+    # query's tokens of the largest product with a token of it
+    kind: str = choice("dense", "sparse", "multi_vector")
     # of the last layer: "mean" of the tokens, "cls" the first, "last" the last, "max" the largest numbers, "sqrt" the
-    # sum over the root of the count, "weighted" the mean by place; several with commas stand side by side; "" is mean
+    # sum over the root of the count, "weighted" the mean by place; several with commas stand side by side; "" is mean.
+    # sparse: "max" or "sum" of a word's weights at all tokens; "" is max
     pooling: str = ""
     # numbers of a vector after a dense layer; 0 has no such layer
     projection_size: int = setting(0, most=MOST_ROWS)
@@ -78,6 +82,12 @@ class EmbeddingConfig(Section):
     normalize: bool = True  # vectors have length 1
     # leading numbers of a vector that are kept, after that; 0 keeps all
     kept_dimensions: int = setting(0, most=MOST_ROWS)
+    # sparse: how often log(1 + x) is taken of a logit above 0
+    log_times: int = setting(1, least=1, most=2)
+    # sparse: largest weights of a text that are kept where texts are found; 0 keeps all
+    max_terms: int = setting(0, most=MOST_ROWS)
+    # sparse: a query has the weights that its tokens have in a table, which is trained too, and needs no model
+    query_table: bool = False
     # multi_vector: most tokens of a query, [CLS], [SEP] and prompt included; passages have task.max_seq_length
     query_length: int = setting(32, least=5, most=MOST_ROWS)
     # multi_vector: queries of fewer tokens are filled up to so many, but no more than query_length, with [MASK], whose
@@ -109,8 +119,13 @@ class EmbeddingConfig(Section):
     # cosine: the score of texts that say the same; scores are divided by it
     best_score: float = setting(1.0, least=1e-15, most=1e15)
     dimensions: str = ""  # Matryoshka: leading dimensions that have the loss too, such as 64,128
-    # multi_vector, in place of `temperature`: sums of products are divided by it
+    # sparse and multi_vector, in place of `temperature`: products, or sums of them, are divided by it
     dot_temperature: float = setting(1.0, least=1e-5, most=1e15)
+    # sparse: what the sum over words of the square of the mean weight in passages is worth in the loss (FLOPS)
+    passage_flops: float = setting(3e-5, most=1e15)
+    query_flops: float = setting(5e-5, most=1e15)  # the same of queries, unless they have a table
+    # sparse: share of the steps over which both rise from 0 to these numbers, by the square
+    flops_rise: float = setting(0.333333333333, most=1)
 
     def rules(self) -> Rules:
         yield (
@@ -124,9 +139,23 @@ class EmbeddingConfig(Section):
             "embedding.kind multi_vector has the loss infonce in one direction; leave out loss and both_directions",
         )
         self.skipped()
+        is_sparse, known = self.kind == "sparse", _POOLINGS[self.kind]
         for name in self.poolings():
-            others = f"use some of {', '.join(POOLINGS)}"
-            yield name not in POOLINGS, f"embedding.pooling {name!r} is unknown; {others}"
+            others = f"use some of {', '.join(known)}"
+            yield name not in known, f"embedding.pooling {name!r} is unknown; {others}"
+        dense = self.projection_size or self.kept_dimensions or self.dimensions
+        yield (
+            is_sparse and dense,
+            "embedding.projection_size, kept_dimensions and dimensions are of dense vectors; leave them out",
+        )
+        yield (
+            is_sparse and (len(self.poolings()) > 1 or self.loss in ("cosine", "gist")),
+            "embedding.kind sparse has one pooling, and the loss infonce, triplet or cosent; choose one",
+        )
+        yield (
+            not is_sparse and (self.query_table or self.max_terms or self.log_times > 1),
+            "embedding.query_table, max_terms and log_times are of sparse vectors; add embedding.kind=sparse",
+        )
         names = ", ".join(self.prompts())
         yield (
             self.default_prompt not in ("", *self.prompts()),
@@ -136,11 +165,11 @@ class EmbeddingConfig(Section):
 
     def poolings(self) -> list[str]:
         """Returns the names of what stands side by side in a vector."""
-        return (self.pooling or "mean").split(",")
+        return (self.pooling or _POOLINGS[self.kind][0]).split(",")
 
     def divisor(self) -> float:
         """Returns what the scores of vectors are divided by."""
-        return self.dot_temperature if self.kind == "multi_vector" else self.temperature
+        return self.temperature if self.kind == "dense" else self.dot_temperature
 
     def filled_length(self) -> int:
         """Returns the tokens that queries are filled up to; 0 fills none."""

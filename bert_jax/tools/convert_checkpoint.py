@@ -126,8 +126,10 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     from bert_jax.checkpoints.multi_vector import check_pylate, write_multi_vector, write_pylate
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.sentence_transformers import write_pipeline
+    from bert_jax.checkpoints.sparse_encoder import write_sparse
     from bert_jax.inference.compare import differences
     from bert_jax.inference.late_interaction import is_of_tokens
+    from bert_jax.model.heads.sparse import QUERY_TABLE
     from bert_jax.model.objective import count_parameters
     from bert_jax.settings.finetuning import TaskConfig
     from bert_jax.settings.rules import to_dict
@@ -150,8 +152,8 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             bert.trained,
         )
         lost = left_out(bert.config, bert.params, bert.task)
-        if to != "hf":  # a pipeline of vectors has no head but the projection
-            kept = {"encoder", "mlm", "next_sentence", "projection"}
+        if to != "hf":  # a pipeline of vectors has no head but the projection, or a table
+            kept = {"encoder", "mlm", "next_sentence", "projection", QUERY_TABLE}
             lost = sorted(bert.params.keys() - kept)
         title = shown.removeprefix(HUB).rpartition("/")[2]
         card = model_card(gather_records(source, *records), title, _LIBRARIES[to], lost)
@@ -166,12 +168,16 @@ def _convert(output: Place, shown: str) -> "Pretrained":
                 notes.append(
                     "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
                 )
+            parts = {"encoder"}
             write: Any = write_multi_vector if is_of_tokens(bert) else write_pipeline
+            if settings.embedding.kind == "sparse":
+                parts.add("mlm")
+                write = functools.partial(write_sparse, vocab_size=bert.config.vocab_size)
             if to == "pylate":
                 check_pylate(bert.embedding, bert.tokenizer)
                 write = functools.partial(write_pylate, tokenizer=bert.tokenizer)
             options["write_more"] = lambda folder: write(folder, settings, bert.params)
-            params = {name: part for name, part in params.items() if name == "encoder"}
+            params = {name: part for name, part in params.items() if name in parts}
         notes += save_hf(
             output, bert.config, params, bert.tokenizer, bert.task, bert.labels, **options
         )

@@ -7,6 +7,9 @@ An output file that ends in .npz holds arrays: `vectors` [layers, all tokens, H]
 begin, and where the last ones end) and `tokens`; with --pooling, `embeddings` [texts, H]. With --pooling, one that ends
 in .parquet has the columns `text` and `embedding`. Any other file holds JSON
 lines as Google's extract_features.py writes them. An input line is a text, or two texts separated by " ||| ".
+
+A sparse model, with --pooling=own, gives words with their weights, largest first: JSON lines
+{"linex_index": 0, "terms": {"door": 2.98, ...}}, or in .npz `ids`, `weights` and `starts`. --top_k keeps as many.
 """
 
 import itertools
@@ -30,7 +33,9 @@ from bert_jax.tools.shared_flags import define_checkpoint, define_dtype, define_
 if TYPE_CHECKING:
     import numpy as np
 
+    from bert_jax.checkpoints.pretrained import Pretrained
     from bert_jax.inference.features import TokenFeatures
+    from bert_jax.model.heads.sparse import Terms
 
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
@@ -47,6 +52,9 @@ KIND = flags.DEFINE_enum(
     "",
     ["", "query", "passage"],
     "with --pooling=own: what the texts are, for the model's prompt of these",
+)
+TOP_K = flags.DEFINE_integer(
+    "top_k", 0, "of a sparse model: the words of each text that are written; 0 is all of its own"
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length", 0, "maximum tokens per text; 0 takes as many as the model has positions for"
@@ -68,6 +76,10 @@ def main() -> None:
         ) from None
     if KIND.value and POOLING.value != "own":
         raise InputError(f"--kind={KIND.value} is of --pooling=own; give that too, or leave it out")
+    if TOP_K.value < 0 or (TOP_K.value and POOLING.value != "own"):
+        raise InputError(
+            f"--top_k={TOP_K.value} is of --pooling=own of a sparse model; give that, or leave it out"
+        )
     if OUTPUT.value.endswith(_PARQUET) and POOLING.value == "none":
         raise InputError(
             f"--output={OUTPUT.value} holds a vector for each text; give --pooling too, or another output"
@@ -88,10 +100,14 @@ def main() -> None:
                     file=sys.stderr,
                 )
             is_own = POOLING.value == "own"
-            if is_own and bert.embedding is None:
-                raise InputError(
-                    "--pooling=own is of models that were trained to embed texts; use mean"
-                )
+            if is_own:
+                if bert.embedding is None:
+                    raise InputError(
+                        "--pooling=own is of models that were trained to embed texts; use mean"
+                    )
+                if bert.embedding.embedding.kind == "sparse":
+                    _write_sparse(temporary, bert, texts)
+                    return
             vectors = features.sentence_embeddings(
                 bert,
                 texts,
@@ -110,6 +126,37 @@ def main() -> None:
             _write_npz(temporary, token_vectors, layers)
         else:
             _write_json(temporary, token_vectors, layers)
+
+
+def _write_sparse(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:
+    """Raises: InputError if the output is Parquet, whose vectors are dense."""
+    from bert_jax.inference.sparse import terms_of_texts
+
+    if OUTPUT.value.endswith(_PARQUET):
+        raise InputError(
+            f"--output={OUTPUT.value} holds dense vectors, and the model makes sparse ones; give .npz or .jsonl"
+        )
+    found = terms_of_texts(
+        *(bert, texts, KIND.value, TOP_K.value, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
+    )
+    if OUTPUT.value.endswith(".npz"):
+        _write_terms(path, found)
+        return
+    with open(path, "w", encoding="utf-8") as stream:
+        for number, (ids, weights) in enumerate(found):
+            shown = [round(float(weight), 6) for weight in weights]
+            terms = dict(zip(bert.tokenizer.tokens(ids), shown))
+            record = {"linex_index": number, "terms": terms}
+            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _write_terms(path: Path, found: "Sequence[Terms]") -> None:
+    import numpy as np
+
+    ids, weights = (np.concatenate(parts) for parts in zip(*found))
+    starts = np.array([0, *itertools.accumulate(len(terms.ids) for terms in found)])
+    with open(path, "wb") as stream:
+        np.savez(stream, ids=ids, weights=weights, starts=starts)
 
 
 def _read(path: str) -> list[Any]:

@@ -152,6 +152,7 @@ def train_step(
     def whole_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
+        further = objective.further_losses(state.step - first_step, train.num_steps)
         # By name, whatever generator a program has made JAX's default: other bits would be another
         # run.
         step_key = jax.random.fold_in(
@@ -162,6 +163,9 @@ def train_step(
             metrics: _Pairs, denominators: dict[str, jax.Array]
         ) -> tuple[jax.Array, _Pairs]:
             terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
+            terms += [
+                metrics[name][0] / metrics[name][1] * worth for name, worth in further.items()
+            ]
             return jnp.sum(jnp.stack(terms)), metrics
 
         def gradients_of(

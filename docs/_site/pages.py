@@ -104,7 +104,8 @@ for each, and an example.
 # What one does, and the names for it. A name that stands nowhere is refused.
 ACTS = {
     "Load and save": "load_pretrained load_predictor load_tokenizer save_pretrained Pretrained Tokenizer tune_process",
-    "Answer": "fill_masks sentence_embeddings score_sentences evaluate_pretrained mine_negatives multi_vectors maxsim",
+    "Answer": "fill_masks sentence_embeddings sparse_embeddings multi_vectors maxsim score_sentences "
+    "evaluate_pretrained mine_negatives",
     "Train": "pretrain finetune recipe",
     "Functions of parameters and a batch": "make_batch encode forward init_params mask_tokens Batch Encoded Encoder",
     "Extend": "Head TextHead TokenHead BatchHead HEADS Spot Task text_task token_task batch_task Row Rows",

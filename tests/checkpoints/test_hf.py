@@ -28,7 +28,8 @@ from bert_jax.model.objective import PretrainingObjective, encode, forward
 from bert_jax.settings.pretraining import MaskingConfig
 
 # Those of BERT's classes: vectors of texts are a bare encoder's, and replaced tokens are found by ELECTRA.
-TASKS = tuple(task for task in HEADS if task not in ("sentence_embedding", "token_embeddings", "replaced_tokens"))
+VECTORS = ("sentence_embedding", "sparse_embedding", "token_embeddings")
+TASKS = tuple(task for task in HEADS if task not in (*VECTORS, "replaced_tokens"))
 # Several labels have the parameters of one; tests/reference compares them live.
 NO_GOLDEN = ("pretraining", "multilabel_classification")
 MODELS = ("pretraining_erf", "pretraining_tanh", *(task for task in TASKS if task not in NO_GOLDEN))

@@ -62,6 +62,7 @@ def test_the_parts_of_every_task_are_those_of_its_model(task):
         "multiple_choice",
         "multilabel_classification",
         "sentence_embedding",
+        "sparse_embedding",
         "token_embeddings",
     )  # whose arrays others have too
     assert infer_head(parts_of(params)).name == task or task in same

@@ -202,3 +202,31 @@ def test_a_killed_run_of_vectors_of_tokens_has_the_same_bytes(repository, source
     assert records(tmp_path / "run", "train", "loss") == records(of_tokens, "train", "loss")
     found, expected = (bert_jax.load_pretrained(workdir).params for workdir in (tmp_path / "run", of_tokens))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+SPARSE = [f"--config.task.embedding.{option}" for option in ("kind=sparse", "passage_flops=0.1", "query_table=True")]
+
+
+@pytest.fixture(scope="module")
+def sparse_alone(repository, source, pretrained, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("sparse") / "run"
+    finish(start(repository, arguments(source, pretrained, workdir, *SPARSE), 1))
+    return workdir
+
+
+def test_sparse_vectors_in_two_processes_that_were_killed(repository, source, pretrained, sparse_alone, tmp_path):
+    """FLOPS goes on to rise where it was."""
+    command = arguments(source, pretrained, tmp_path / "run", *SPARSE, "--config.train.accumulate=2")
+    run_killed_and_again(repository, tmp_path / "run", command)
+    assert_same_run(tmp_path / "run", sparse_alone)
+    for name in ("passage_flops", "query_terms"):
+        both = [records(workdir, "train", name) for workdir in (tmp_path / "run", sparse_alone)]
+        np.testing.assert_allclose(*both, rtol=1e-2)
+
+
+def test_a_killed_sparse_run_ends_with_the_same_bytes(repository, source, pretrained, sparse_alone, tmp_path):
+    command = arguments(source, pretrained, tmp_path / "run", *SPARSE)
+    run_killed_and_again(repository, tmp_path / "run", command, count=1)
+    models = [bert_jax.load_pretrained(workdir) for workdir in (tmp_path / "run", sparse_alone)]
+    jax.tree.map(np.testing.assert_array_equal, *(dict(model.params) for model in models))
+    assert records(tmp_path / "run", "train", "loss") == records(sparse_alone, "train", "loss")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of fine-tuning as a user types them: train, predict, score, export, extract features."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,7 +22,7 @@ import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import init_params
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tokenizing import load_tokenizer
 
@@ -464,9 +465,34 @@ def test_vectors_of_sentences(repository, start, tmp_path, pooling):
 
 
 @pytest.mark.slow
+def test_words_of_sentences(repository, start, tmp_path):
+    """Of a sparse model, as JSON lines and as arrays."""
+    bert = bert_jax.load_pretrained(start)
+    task = TaskConfig(name="embeddings", embedding=EmbeddingConfig(kind="sparse", query_prompt="the "))
+    bert = dataclasses.replace(bert, task="sparse_embedding", task_settings=to_dict(task))
+    bert_jax.save_pretrained(bert, tmp_path / "sparse")
+    (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n")
+    places = {"checkpoint": tmp_path / "sparse", "input": tmp_path / "in.txt", "pooling": "own", "kind": "query"}
+    result = tool(repository, "extract_features", output=tmp_path / "out.jsonl", top_k=3, **places)
+    assert result.returncode == 0, result.stderr
+    expected = bert_jax.sparse_embeddings(bert, SENTENCES, "query", sparse=True)
+    for number, line in enumerate((tmp_path / "out.jsonl").read_text().splitlines()):
+        record, (ids, weights) = json.loads(line), expected[number]
+        assert record["linex_index"] == number and list(record["terms"]) == bert.tokenizer.tokens(ids[:3])
+        np.testing.assert_allclose(list(record["terms"].values()), weights[:3], atol=1e-5)
+    result = tool(repository, "extract_features", output=tmp_path / "out.npz", **places)
+    with np.load(tmp_path / "out.npz") as arrays:
+        ids, starts = arrays["ids"], arrays["starts"]
+        assert ids[starts[2] : starts[3]].tolist() == expected[2].ids.tolist() and starts[-1] == len(arrays["weights"])
+    refused = tool(repository, "extract_features", output=tmp_path / "out.parquet", **places)
+    assert_one_line(refused, "holds dense vectors, and the model makes sparse ones; give .npz or .jsonl")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text", "parts"),
     [
+        ({"top_k": 5}, "ban\n", ["--top_k=5 is of --pooling=own of a sparse model"]),
         ({"layers": "-9"}, "ban\n", ["layers (-9,)", "0 (embeddings) to 2"]),
         ({"layers": "last"}, "ban\n", ["'last'"]),
         ({"max_seq_length": 999, "layers": "-1"}, "ban\n", ["999"]),

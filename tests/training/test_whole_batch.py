@@ -13,6 +13,8 @@ from bert_jax.batch import Row, pad_rows
 from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
+from bert_jax.model.heads.sparse import SPARSE
+from bert_jax.model.heads.table import embedding_head
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.objective import Objective, TaskObjective
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
@@ -120,20 +122,24 @@ DROPOUT = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
 
 def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2, **settings):
     """Returns losses and parameters of some steps of batches of 16 examples."""
-    head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(**settings)))
+    head = embedding_head(TaskConfig(embedding=EmbeddingConfig(**settings)))
     mesh = make_mesh(mesh or MeshConfig(data=devices), jax.devices()[:devices])
     train = TrainConfig(num_steps=10, accumulate=accumulate)
     objective = TaskObjective(model, head)
     data = FinetuneDataConfig(source="x", batch_size=16, pack=pack, bucket=False)
     batching = choose_batching(ROWS, data, model, 8 * 16, pack, 10, apart=True)  # the same batches for all
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, name="adamw")
-    state = fresh_state(objective, optimizer, train, mesh, drawn_params(model, "sentence_embedding"))
+    params = drawn_params(model, head.name)
+    if head.knows_queries:
+        params = params | {"query_table": {"weight": np.ones(model.vocab_size, np.float32)}}
+    state = fresh_state(objective, optimizer, train, mesh, params)
     step = Program(mesh).training(objective, optimizer, train, state)
     losses = []
+    names = ("loss", "grad_norm", *(("passage_flops", "query_terms") if head.name == SPARSE.name else ()))
     with jax.set_mesh(mesh):
         for _, batch in zip(range(count), train_batches(ROWS, head, 0, batching, mesh)):
             state, metrics = step(state, batch)
-            losses.append([float(metrics[name][0]) for name in ("loss", "grad_norm")])
+            losses.append([float(metrics[name][0]) for name in names])
     return np.array(losses), jax.device_get(state.params)
 
 
@@ -153,6 +159,45 @@ def test_devices_and_microbatches_change_nothing_but_rounding(whole, devices, ac
     np.testing.assert_allclose(losses, whole[0], rtol=2e-4)
     for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1])):
         np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+SPARSELY = {"kind": "sparse", "passage_flops": 0.1, "query_flops": 0.2, "flops_rise": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("devices", "accumulate", "mesh", "table"),
+    [
+        pytest.param(8, 2, None, True, marks=pytest.mark.slow),
+        pytest.param(1, 4, None, False, marks=pytest.mark.slow),
+        pytest.param(8, 1, None, False, marks=pytest.mark.slow),
+        pytest.param(8, 2, MeshConfig(data=2, fsdp=2, tensor=2), True, marks=pytest.mark.slow),
+    ],
+)
+def test_sparse_vectors_learn_the_same_on_devices_and_in_microbatches(devices, accumulate, mesh, table):
+    """Of three steps FLOPS is worth nothing at the first, a quarter at the second and all at the third."""
+    whole = take_steps(1, 1, count=3, query_table=table, **SPARSELY)
+    losses, params = take_steps(devices, accumulate, mesh, count=3, query_table=table, **SPARSELY)
+    np.testing.assert_allclose(losses, whole[0], rtol=2e-4)
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1])):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def test_flops_are_worth_more_at_each_step():
+    """The loss is the base loss and what FLOPS is worth by the step of the state."""
+    head = embedding_head(TaskConfig(embedding=EmbeddingConfig(**SPARSELY)))
+    objective = TaskObjective(tiny_model(), head)
+    optimizer, train = OptimizerConfig(learning_rate=1e-12, warmup_steps=0), TrainConfig(num_steps=10)
+    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    state = fresh_state(objective, optimizer, train, mesh, drawn_params(objective.model, head.name))
+    texts = np.arange(8, dtype=np.int32).reshape(4, 2)
+    batch = pad_rows(RNG.integers(5, 200, (8, 8)), 8)._replace(labels=Texts(texts, texts, np.zeros(4, np.float32)))
+    step = Program(mesh).training(objective, optimizer, train, state)
+    with jax.set_mesh(mesh):
+        for share in (0, 0.25, 1, 1):
+            state, metrics = step(state, jax.device_put(batch))
+            found = {name: float(total / weight) for name, (total, weight) in metrics.items()}
+            worth = share * (0.1 * found["passage_flops"] + 0.2 * found["query_flops"])
+            assert found["loss"] == pytest.approx(found["base_loss"] + worth, rel=1e-5) and found["query_flops"] > 0.1
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ class Head(abc.ABC):
     is_guided: bool = False
     # whether its loss needs the outputs of all rows at once: see `labels_of_batch`
     needs_whole_batch: bool = False
+    knows_queries: bool = False  # whether it reads `Batch.queries`
 
     # Prediction:
     has_windows: bool = False  # whether longer inputs are read in windows, and not cut
@@ -76,6 +77,13 @@ class Head(abc.ABC):
     def losses(self, logits: Any, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
         """Returns sums and weights of "loss" and of metrics."""
         return class_losses(logits, batch, weights)
+
+    def further_losses(self, step: jax.Array, num_steps: int) -> dict[str, jax.Array]:
+        """Returns what metrics of `losses` beside "loss" are worth in the loss, after `step` of `num_steps`.
+
+        They are means over the batch, of a head that `needs_whole_batch`.
+        """
+        return {}
 
     def divergence(
         self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float

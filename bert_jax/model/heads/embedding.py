@@ -148,7 +148,7 @@ class Embeddings(Head):
             if settings.loss in ("", "infonce"):
                 of_candidates = partial(divergence_of_candidates, temperature)
                 return search_batch(settings, batch.labels, of_candidates, vectors, target)
-            student, known = (_cosines(model) / temperature for model in (vectors, target))
+            student, known = (_scores(settings, model) / temperature for model in (vectors, target))
             there = batch.labels.numbers[:, 1:] >= 0
             return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(
                 jnp.sum(there, axis=1), 1
@@ -392,7 +392,7 @@ def gist(
     count, width = texts.numbers.shape
     models = [normalized(vectors), normalized(guide)]
     anchors, positives = texts.numbers[:, 0], texts.numbers[:, 1]
-    limit = (_cosines(guide)[:, 0] - settings.guide_margin) / settings.temperature
+    limit = (_scores(settings, guide)[:, 0] - settings.guide_margin) / settings.temperature
 
     def nearest(
         scores: jax.Array,
@@ -465,7 +465,7 @@ def cosent(
 
     Source: Su 2022, "CoSENT".
     """
-    cosines = _cosines(vectors)[:, 0] / settings.temperature
+    cosines = _scores(settings, vectors)[:, 0] / settings.divisor()
     others = [whole(array) for array in (cosines, texts.scores, weights)]
 
     def above(cosines: jax.Array, scores: jax.Array, weights: jax.Array) -> jax.Array:
@@ -483,18 +483,18 @@ def squared_cosine(
     settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array
 ) -> dict[str, Pair]:
     """Returns the squared error of the cosine of pairs. Source: Reimers and Gurevych 2019, section 3."""
-    errors = jnp.square(_cosines(vectors)[:, 0] - texts.scores / settings.best_score)
+    errors = jnp.square(_scores(settings, vectors)[:, 0] - texts.scores / settings.best_score)
     return {"loss": (jnp.sum(errors * weights), jnp.sum(weights))}
 
 
 def _compared(settings: EmbeddingConfig, vectors: jax.Array) -> jax.Array:
-    """Returns vectors whose products are their scores."""
-    return vectors if settings.kind == "multi_vector" else normalized(vectors)
+    """Returns vectors whose products are their scores: cosines of dense ones."""
+    return normalized(vectors) if settings.kind == "dense" else vectors
 
 
-def _cosines(vectors: jax.Array) -> jax.Array:
-    """Returns the cosines of the first vector of each example with its others, [E, T - 1]."""
-    vectors = normalized(vectors)
+def _scores(settings: EmbeddingConfig, vectors: jax.Array) -> jax.Array:
+    """Returns the scores of the first vector of each example with its others, [E, T - 1]."""
+    vectors = _compared(settings, vectors)
     return jnp.sum(vectors[:, :1] * vectors[:, 1:], axis=-1)
 
 

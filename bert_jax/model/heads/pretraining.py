@@ -30,20 +30,11 @@ class MaskedLanguageModel(nn.Module):
     def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
         """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
         config = self.config
-        how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
-        dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
-        hidden = activate(config.activation, *dense(hidden))
-        hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
+        hidden = transformed(config, hidden)
         bias = self.param(
             "output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32
         )
-        if word_table.shape[0] == 1:
-            rows = hidden.reshape(-1, hidden.shape[-1])
-            logits = product("RH,VH->RV", rows, word_table[0], precision=config.matmul_precision)
-        else:  # rows of the devices that share a copy
-            rows = hidden.reshape(word_table.shape[0], -1, hidden.shape[-1])
-            logits = product("DRH,DVH->DRV", rows, word_table, precision=config.matmul_precision)
-        logits = logits.reshape(*hidden.shape[:2], logits.shape[-1])
+        logits = against_words(config, hidden, word_table)
         # The rows that pad the vocabulary are zero, so masking the bias masks their logits. The bias is added as a
         # product with ones, because its gradient is then a matrix product too: only products and the loss itself make
         # passes over B x P x V numbers.
@@ -53,6 +44,28 @@ class MaskedLanguageModel(nn.Module):
         return logits + jnp.einsum(
             "BP,V->BPV", jnp.ones(hidden.shape[:2], jnp.float32), bias, precision=precision
         )
+
+
+def transformed(config: ModelConfig, hidden: jax.Array) -> jax.Array:
+    """Returns what is compared with the words, [B, P, width of the word table], of hidden vectors [B, P, H].
+
+    Its modules belong to the module that calls it.
+    """
+    how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
+    dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
+    hidden = activate(config.activation, *dense(hidden))
+    return layer_norm(config)(hidden).astype(config.compute_dtype)
+
+
+def against_words(config: ModelConfig, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
+    """Returns float32 logits without bias, [B, P, V], of transformed vectors and the table [D, V, width]."""
+    if word_table.shape[0] == 1:
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits = product("RH,VH->RV", rows, word_table[0], precision=config.matmul_precision)
+    else:  # rows of the devices that share a copy
+        rows = hidden.reshape(word_table.shape[0], -1, hidden.shape[-1])
+        logits = product("DRH,DVH->DRV", rows, word_table, precision=config.matmul_precision)
+    return logits.reshape(*hidden.shape[:2], logits.shape[-1])
 
 
 class PretrainingOutput(NamedTuple):

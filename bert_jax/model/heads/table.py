@@ -13,17 +13,22 @@ from bert_jax.model.heads.pretraining import MASKED_LM, NEXT_SENTENCE, PRETRAINI
 from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.heads.spans import SPANS
+from bert_jax.model.heads.sparse import SPARSE
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 
 # Of heads with the same parts, the one that parameters alone stand for comes first.
 _ALL = (
     *(SPANS, SEQUENCES, MULTILABEL, TOKENS, CHOICES),
-    *(PRETRAINING, MASKED_LM, NEXT_SENTENCE, REPLACED, ENCODER, EMBEDDINGS, MULTI_VECTORS),
+    *(PRETRAINING, MASKED_LM, NEXT_SENTENCE, REPLACED, ENCODER, EMBEDDINGS, SPARSE, MULTI_VECTORS),
 )
 HEADS: dict[str, Head] = {head.name: head for head in _ALL}
 # the heads of embedding models by `EmbeddingConfig.kind`
-EMBEDDING_KINDS: dict[str, Head] = {"dense": EMBEDDINGS, "multi_vector": MULTI_VECTORS}
+EMBEDDING_KINDS: dict[str, Head] = {
+    "dense": EMBEDDINGS,
+    "sparse": SPARSE,
+    "multi_vector": MULTI_VECTORS,
+}
 
 
 def embedding_head(config: TaskConfig) -> Head:

@@ -14,14 +14,23 @@ import numpy as np
 from bert_jax.batch import UNSCORED
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.multi_vector import USUAL
+from bert_jax.model.heads.sparse import Terms
 from bert_jax.model.heads.table import EMBEDDING_KINDS
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Rows, Task, choose_metric, single_row, without_zeros
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
-from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_prepared, read_texts
-from bert_jax.tasks.embeddings.search import in_blocks, nearest, nearest_texts
+from bert_jax.tasks.embeddings.read import (
+    SAME,
+    TextsExample,
+    are_alone,
+    is_graded,
+    read_prepared,
+    read_texts,
+)
+from bert_jax.tasks.embeddings.search import Nearest, in_blocks, nearest, nearest_texts
+from bert_jax.tasks.embeddings.terms import nearest_terms
 from bert_jax.tasks.embeddings.tokens import TokenFit, TokenRows, most_tokens
 from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions
 from bert_jax.text.fitting import join_texts
@@ -29,12 +38,17 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _DEPTH = 100  # of rankings
 # of each kind: the tokens of a text, and the settings of a model that starts from another
-_USUAL_LENGTH = {"dense": 128, "multi_vector": 180}
-_USUAL = {"dense": EmbeddingConfig(), "multi_vector": USUAL}
+_USUAL_LENGTH = {"dense": 128, "sparse": 128, "multi_vector": 180}
+_USUAL = {
+    "dense": EmbeddingConfig(),
+    "sparse": EmbeddingConfig(kind="sparse"),
+    "multi_vector": USUAL,
+}
 # Of `EmbeddingConfig`, what comes from an embedding model that a run starts from, where it is at its default.
 _OF_START = (
-    *("kind", "pooling", "projection_size", "projection_activation", "normalize"),
-    *("kept_dimensions", "query_length", "query_expansion", "expansion_is_seen", "skipped_words"),
+    *("kind", "log_times", "max_terms", "query_table", "pooling", "projection_size"),
+    *("projection_activation", "normalize", "kept_dimensions", "query_length"),
+    *("query_expansion", "expansion_is_seen", "skipped_words"),
     *("query_prompt", "passage_prompt", "other_prompts", "default_prompt"),
 )
 METRICS = (*scores.RANKING_METRICS, *NUMBER_METRICS)
@@ -43,7 +57,7 @@ METRICS = (*scores.RANKING_METRICS, *NUMBER_METRICS)
 class Embedded(NamedTuple):
     """The vectors of the texts of an example."""
 
-    vectors: np.ndarray | list[np.ndarray]  # [T, K] float32, or [tokens, K] of each text
+    vectors: Any  # [T, K] float32, or of each text [tokens, K] or `Terms`
 
 
 class EmbeddingTask(Task[TextsExample, Embedded]):
@@ -90,8 +104,10 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
             )
         if isinstance(examples, PreparedPairs):
             has_negatives, same = examples.has_negatives, ""  # which `prepare` has refused
+            alike = graded or examples.are_alone
             largest = [(examples.place, examples.largest_score)]
         else:
+            alike = graded or are_alone(examples)
             has_negatives = any(len(example.texts) > 2 for example in examples)
             largest = ((example.where, abs(example.score or 0)) for example in examples)
             texts = examples[0].texts
@@ -109,6 +125,10 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
             )
         if loss in ("infonce", "gist") and same:
             raise InputError(f"{same}; check task.second_text_column")
+        if self.config.embedding.query_table and alike:
+            raise InputError(
+                "embedding.query_table needs queries with their passages, and these texts are alike; leave it out"
+            )
         best = self.config.embedding.best_score
         for where, score in largest if loss == "cosine" else ():
             if score > best:
@@ -135,7 +155,7 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
             rows = []
             for key, at in uses.items():
                 row = single_row(at[0][0], fitted[key].token_ids, detail=at)
-                rows.append(row._replace(marks=fitted[key].marks))
+                rows.append(row._replace(marks=fitted[key].marks, is_query=key[0]))
             return Rows(rows, without_zeros(counts))
         rows = []
         numbers: dict[bytes, int] = {}
@@ -155,14 +175,15 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         return Rows(rows, without_zeros(counts))
 
     def decode(self, examples, rows, outputs):
-        vectors = [[np.zeros(0)] * len(example.texts) for example in examples]
+        vectors: list[list[Any]] = [[np.zeros(0)] * len(example.texts) for example in examples]
         for row, vector in zip(rows, outputs):
             if row.marks is not None:
                 vector = vector[row.marks & UNSCORED == 0]
             for number, index in row.detail:
-                vectors[number][index] = np.asarray(vector, np.float32)
-        of_tokens = any(row.marks is not None for row in rows)
-        return [Embedded(of_texts if of_tokens else np.stack(of_texts)) for of_texts in vectors]
+                is_sparse = isinstance(vector, Terms)
+                vectors[number][index] = vector if is_sparse else np.asarray(vector, np.float32)
+        apart = any(row.marks is not None for row in rows) or _are_sparse(vectors)
+        return [Embedded(texts if apart else np.stack(texts)) for texts in vectors]
 
     def score(self, examples, predictions):
         """Returns correlations of graded pairs, or else metrics of rankings."""
@@ -175,6 +196,9 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         )
 
     def show(self, prediction):
+        if _are_sparse([prediction.vectors]):
+            ids, weights = prediction.vectors[0]
+            return {"ids": ids.tolist(), "weights": [round(float(value), 6) for value in weights]}
         vectors = np.round(prediction.vectors[0].astype(np.float64), 6).tolist()
         return {"embedding" if prediction.vectors[0].ndim == 1 else "embeddings": vectors}
 
@@ -215,9 +239,9 @@ def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig
             taken.append(f"{name} {shown(value)}")
     lines = [f"from it: {', '.join(taken)}"] if taken and start is not None else []
     lines += [f"from the settings: {', '.join(other)}"] if other and start is not None else []
-    chosen["pooling"] = chosen["pooling"] or "mean"
     length = chosen.pop("max_seq_length")
     embedding = dataclasses.replace(config.embedding, **chosen)
+    embedding = dataclasses.replace(embedding, pooling=",".join(embedding.poolings()))
     return dataclasses.replace(config, max_seq_length=length, embedding=embedding), lines
 
 
@@ -266,7 +290,10 @@ def fit_prompted(
 
 
 def _cosines(predictions: Sequence[Embedded]) -> list[float]:
-    """Returns the cosines of pairs, or of the vectors of tokens the scores."""
+    """Returns the cosines of pairs, or of vectors of tokens and of sparse ones the scores."""
+    if _are_sparse([prediction.vectors for prediction in predictions[:1]]):
+        pairs = [prediction.vectors[:2] for prediction in predictions]
+        return [float(nearest_terms([one], [other], 1).scores[0, 0]) for one, other in pairs]
     if isinstance(predictions[0].vectors, list):
         return [
             float((first @ second.T).max(axis=1).sum())
@@ -275,6 +302,10 @@ def _cosines(predictions: Sequence[Embedded]) -> list[float]:
     pairs = np.stack([prediction.vectors[:2] for prediction in predictions]).astype(np.float64)
     pairs /= np.maximum(np.linalg.norm(pairs, axis=-1, keepdims=True), 1e-12)
     return np.sum(pairs[:, 0] * pairs[:, 1], axis=-1).tolist()
+
+
+def _are_sparse(vectors: Sequence[Sequence[Any]]) -> bool:
+    return bool(vectors) and isinstance(vectors[0][0], Terms)
 
 
 class _Ranked(NamedTuple):
@@ -291,9 +322,9 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
 
     A passage that is the query itself is not among its results, unless it is relevant to it.
     """
-    queries: dict[int | str, np.ndarray] = {}
+    queries: dict[int | str, Any] = {}
     truth: dict[int | str, dict[Any, float]] = {}
-    passages: dict[int | str, np.ndarray] = {}
+    passages: dict[int | str, Any] = {}
     own: dict[int | str, set[Any]] = {}
     for example, prediction in zip(examples, predictions):
         vectors = prediction.vectors
@@ -311,11 +342,7 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
     names = list(passages)
     # as many more as are dropped below
     depth = _DEPTH + max(map(len, own.values()))
-    asked, searched = list(queries.values()), list(passages.values())
-    if asked[0].ndim == 2:  # of tokens
-        results = nearest_texts(asked, searched, depth)
-    else:
-        results = nearest(np.stack(asked), in_blocks(np.stack(searched)), depth)
+    results = _nearest(list(queries.values()), list(passages.values()), depth)
     ranked = []
     for query, cosines, numbers in zip(queries, results.scores, results.numbers):
         found = [(names[n], float(cosine)) for cosine, n in zip(cosines, numbers) if n >= 0]
@@ -330,3 +357,12 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
             )
         )
     return ranked
+
+
+def _nearest(queries: list[Any], passages: list[Any], depth: int) -> Nearest:
+    """Returns the passages with the best scores of each query."""
+    if isinstance(queries[0], Terms):
+        return nearest_terms(queries, passages, depth)
+    if queries[0].ndim == 2:  # of tokens
+        return nearest_texts(queries, passages, depth)
+    return nearest(np.stack(queries), in_blocks(np.stack(passages)), depth)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact search among sparse vectors: an inverted list has, for each word, the passages that have it and its weights.
+
+Zobel and Moffat 2006, "Inverted files for text search engines", section 4.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.model.heads.sparse import Terms
+from bert_jax.tasks.embeddings.search import Nearest
+
+
+class Postings:
+    """The inverted list of some passages."""
+
+    def __init__(self, passages: Sequence[Terms]) -> None:
+        self.num_passages = len(passages)
+        empty = Terms(np.zeros(0, np.int32), np.zeros(0, np.float32))
+        words = np.concatenate([each.ids for each in (empty, *passages)])
+        numbers = np.repeat(np.arange(len(passages)), [len(each.ids) for each in passages])
+        order = np.argsort(words, kind="stable")
+        self._numbers = numbers[order]
+        self._weights = np.concatenate([each.weights for each in (empty, *passages)])[order]
+        # of word i the postings from starts[i] to starts[i + 1]
+        most = int(words.max(initial=-1)) + 1
+        self._starts = np.searchsorted(words[order], np.arange(most + 1))
+
+    def scores(self, query: Terms) -> np.ndarray:
+        """Returns the dot products of a query with all passages, [number of passages] float32, summed in float64."""
+        known = query.ids < len(self._starts) - 1
+        ids, weights = query.ids[known], query.weights[known]
+        starts, ends = self._starts[ids], self._starts[ids + 1]
+        places = np.concatenate([np.zeros(0, int), *map(np.arange, starts, ends)])
+        products = self._weights[places] * np.repeat(weights, ends - starts).astype(np.float64)
+        scores = np.bincount(self._numbers[places], products, self.num_passages)
+        return scores.astype(np.float32)
+
+
+def best_of(scores: np.ndarray, k: int) -> np.ndarray:
+    """Returns the indices of the k best scores [n], best first; of equals the first come first."""
+    k = min(k, len(scores))
+    if k < len(scores):
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        places = np.flatnonzero(scores >= least)  # more than k where some are equal
+    else:
+        places = np.arange(k)
+    return places[np.argsort(-scores[places], kind="stable")][:k]
+
+
+def nearest_terms(queries: Sequence[Terms], passages: Sequence[Terms], k: int) -> Nearest:
+    """Returns the k passages of the largest dot product for each query, as `nearest` does by cosine."""
+    postings = Postings(passages)
+    best_scores = np.full((len(queries), k), -np.inf, np.float32)
+    numbers = np.full((len(queries), k), -1, np.int32)
+    for line, query in enumerate(queries):
+        scores = postings.scores(query)
+        best = best_of(scores, k)
+        best_scores[line, : len(best)] = scores[best]
+        numbers[line, : len(best)] = best
+    return Nearest(best_scores, numbers)

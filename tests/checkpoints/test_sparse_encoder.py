@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of a SparseEncoder: what is read and written around a masked language model, and what is refused."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from builders import message, tiny_model
+from hf_models import make_tokenizer, random_params
+from safetensors.numpy import load_file, save_file
+
+from bert_jax import load_pretrained
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.hf_extras import MODULES
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.checkpoints.sparse_encoder import write_sparse
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.rules import to_dict
+
+MODEL = tiny_model()
+NEW = "sentence_transformers.sparse_encoder.modules."
+ROUTES, TABLE = "router_config.json", "query_0_SparseStaticEmbedding"
+
+
+def make(**settings):
+    """Returns a sparse model with random parameters."""
+    embedding = EmbeddingConfig(kind="sparse", **settings)
+    params = random_params(parts=("mlm",))
+    if embedding.query_table:
+        params["query_table"] = {"weight": np.linspace(-1, 2, 203, dtype=np.float32)}
+    task = TaskConfig(name="embeddings", max_seq_length=20, embedding=embedding)
+    return Pretrained(MODEL, params, make_tokenizer(203), "sparse_embedding", task_settings=to_dict(task))
+
+
+def write(bert, directory):
+    params = {name: bert.params[name] for name in ("encoder", "mlm")}
+    save_hf(
+        *(directory, bert.config, params, bert.tokenizer, bert.task, ()),
+        write_more=lambda there: write_sparse(there, bert.embedding, bert.params, 203),
+    )
+    return directory
+
+
+@pytest.fixture
+def plain(tmp_path):
+    return write(make(), tmp_path / "plain")
+
+
+@pytest.fixture
+def routed(tmp_path):
+    return write(make(query_table=True), tmp_path / "routed")
+
+
+def change(path, /, **values):
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | values))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pooling": "max"},
+        {"pooling": "sum", "log_times": 2, "max_terms": 9, "query_prompt": "ab ", "other_prompts": '{"sts": "b "}'},
+        {"pooling": "max", "query_table": True, "passage_prompt": "cd ", "default_prompt": "query"},
+    ],
+)
+def test_what_is_written_is_read_back(tmp_path, settings):
+    bert = make(**settings)
+    if "default_prompt" in settings:
+        bert = make(**settings, query_prompt="q ")
+    read = load_pretrained(write(bert, tmp_path / "st"))
+    assert (read.task, read.embedding, read.notes) == (bert.task, bert.embedding, ())
+    jax.tree.map(np.testing.assert_array_equal, dict(read.params), dict(bert.params))
+
+
+def test_newer_names_and_folders_are_read(plain, routed):
+    """As version 6 writes them: a Transformer that says its task, and with a Router each module in a folder."""
+    before = load_pretrained(plain)
+    types = {"MLMTransformer": "sentence_transformers.base.modules.transformer.Transformer"}
+    types |= {"SpladePooling": f"{NEW}splade_pooling.SpladePooling"}
+    types |= {"SparseStaticEmbedding": f"{NEW}sparse_static_embedding.SparseStaticEmbedding"}
+    of_six = {"text": {"method": "forward", "method_output_name": "logits"}}
+    for directory in (plain, routed):
+        (directory / "sentence_bert_config.json").unlink()
+        change(
+            *(directory / "sentence_bert_config.json",),
+            transformer_task="fill-mask",
+            modality_config=of_six,
+            module_output_name="token_embeddings",
+        )
+        pooling = {"pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": None}
+        (directory / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
+    modules = json.loads((plain / MODULES).read_text())
+    for module in modules:
+        module["type"] = types[module["type"].rpartition(".")[2]]
+    (plain / MODULES).write_text(json.dumps(modules))
+    longer = dataclasses.replace(before.embedding, max_seq_length=64)  # of the tokenizer's file
+    assert load_pretrained(plain).embedding == longer
+    assert load_pretrained(plain.parent / "plain").notes == ()
+
+    folders = {"document_0_Transformer": "MLMTransformer", "document_1_SpladePooling": "SpladePooling"}
+    folders |= {TABLE: "SparseStaticEmbedding"}
+    inner, kept = routed / "document_0_Transformer", {MODULES, ROUTES, "config_sentence_transformers.json"}
+    inner.mkdir()
+    for path in list(routed.iterdir()):
+        if path.is_file() and path.name not in kept:
+            path.rename(inner / path.name)
+    (routed / "1_SpladePooling").rename(routed / "document_1_SpladePooling")
+    structure = {"query": [TABLE], "document": list(folders)[:2]}
+    parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
+    kinds = {folder: types[kind] for folder, kind in folders.items()}
+    change(routed / ROUTES, types=kinds, structure=structure, parameters=parameters)
+    read = load_pretrained(routed)
+    assert read.embedding.embedding.query_table and read.notes == ()
+    # as versions before 6: Asym, with its routes in config.json
+    (routed / ROUTES).rename(routed / "config.json")
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Asym"}]
+    (routed / MODULES).write_text(json.dumps(modules))
+    assert load_pretrained(routed).embedding == read.embedding
+
+
+def test_both_routes_may_be_the_same(routed):
+    routes = json.loads((routed / ROUTES).read_text())
+    structure = dict.fromkeys(("query", "document"), routes["structure"]["document"])
+    change(routed / ROUTES, structure=structure)
+    read = load_pretrained(routed)
+    assert not read.embedding.embedding.query_table and "query_table" not in read.params
+
+
+ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
+POOLING = "1_SpladePooling/config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "problem"),
+    [
+        (POOLING, {"pooling_strategy": "mean"}, 'pooling_strategy "mean" cannot be computed here'),
+        (POOLING, {"activation_function": "gelu"}, 'activation_function "gelu" cannot be computed here'),
+        (POOLING, {"word_embedding_dimension": 9}, "word_embedding_dimension beside a vocabulary of 203 9 cannot be"),
+        (POOLING, {"scale": 2}, 'has the option "scale", which is not known here'),
+        (ABOUT, {"model_type": "SentenceTransformer"}, 'model_type "SentenceTransformer" cannot be computed here'),
+        (ABOUT, {"max_active_dims": 0}, "max_active_dims: Expected `int` >= 1"),
+        (ABOUT, {"prompts": {"query": 5}}, "prompts: Expected `str | null`, got `int`"),
+        (LENGTH, {"transformer_task": "feature-extraction"}, 'transformer_task "feature-extraction" cannot be'),
+        (f"{TABLE}/config.json", {"path": "idf.json"}, 'has the option "path", which is not known here'),
+        (ROUTES, {"types": 3}, "router_config.json: types: Expected `object`, got `int`"),
+        (ROUTES, {"structure": {"query": [TABLE]}}, 'structure ["query"] cannot be computed here'),
+        (
+            ROUTES,
+            {"structure": {"query": [TABLE], "document": [TABLE]}},
+            "has the modules SparseStaticEmbedding for passages and SparseStaticEmbedding for queries",
+        ),
+        (ROUTES, {"structure": {"query": ["x"], "document": [""]}}, "has the module null, which cannot be computed"),
+        (ROUTES, {"parameters": {"default_route": "query"}}, 'default_route "query" cannot be computed here'),
+    ],
+)
+def test_what_cannot_be_computed_is_named(routed, file, values, problem):
+    change(routed / file, **values)
+    assert problem in message(load_pretrained, routed)
+
+
+@pytest.mark.parametrize(
+    ("modules", "problem"),
+    [
+        ([("MLMTransformer", "")], "the modules MLMTransformer for passages and MLMTransformer for queries"),
+        ([("MLMTransformer", ""), ("SpladePooling", "../x")], "the path of SpladePooling: Expected `str`"),
+        ([("MLMTransformer", ""), ("SpladePooling", "x")], "x/config.json does not exist"),
+        ([("MLMTransformer", ""), ("SparseAutoEncoder", "x")], "has the module"),
+    ],
+)
+def test_other_modules_are_named(plain, modules, problem):
+    start = "sentence_transformers.sparse_encoder.models."
+    (plain / MODULES).write_text(json.dumps([{"type": start + kind, "path": path} for kind, path in modules]))
+    assert problem in message(load_pretrained, plain)
+
+
+def test_a_transformer_that_does_not_say_its_task_is_refused(plain):
+    """sentence-transformers would take its hidden states for vectors."""
+    modules = json.loads((plain / MODULES).read_text())
+    modules[0]["type"] = "sentence_transformers.models.Transformer"
+    (plain / MODULES).write_text(json.dumps(modules))
+    assert "transformer_task null cannot be computed here" in message(load_pretrained, plain)
+
+
+def test_a_table_is_of_the_models_words(routed):
+    weights = load_file(routed / TABLE / "model.safetensors")["weight"]
+    save_file({"weight": weights[:-1].copy()}, routed / TABLE / "model.safetensors")
+    assert "has other tensors than weight of 203 words" in message(load_pretrained, routed)
+    save_file({"weight": weights}, routed / TABLE / "model.safetensors")
+    make_other = make_tokenizer(203, lowercase=False)
+    for path in (routed / TABLE).glob("*tokenizer*"):
+        path.unlink()
+    (routed / TABLE / "vocab.txt").unlink()
+    write(dataclasses.replace(make(), tokenizer=make_other), routed.parent / "other")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(routed.parent / "other" / name, routed / TABLE / name)
+    assert "has another tokenizer than the model of passages" in message(load_pretrained, routed)
+
+
+@pytest.mark.parametrize("name", [ROUTES, POOLING, f"{TABLE}/config.json", f"{TABLE}/model.safetensors"])
+def test_a_pipe_among_the_files_does_not_hang(routed, name):
+    (routed / name).unlink()
+    os.mkfifo(routed / name)
+    assert "is not a file, but a directory, a pipe or a device" in message(load_pretrained, routed)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse vectors, losses and directories beside sentence-transformers' SparseEncoder, both ways."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+
+import bert_jax
+from bert_jax.batch import pad_rows
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.model.heads.embedding import Texts
+from bert_jax.model.heads.sparse import SparseEmbeddings
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.rules import to_dict
+
+pytestmark = pytest.mark.reference
+TEXTS = ["a small house", "the old man and the sea " * 12, "two", "words of a language, and more", "sea sea the sea"]
+
+
+@pytest.fixture(scope="module")
+def st():
+    return pytest.importorskip("sentence_transformers")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A small masked language model of transformers."""
+    import torch
+    import transformers
+
+    directory = tmp_path_factory.mktemp("hf")
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] a small house the old man and sea two words of language , more ##s w ##o"
+    (directory / "vocab.txt").write_text("\n".join(words.split()) + "\n")
+    tokenizer = transformers.BertTokenizer(str(directory / "vocab.txt"), model_max_length=40)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words.split()), **sizes, max_position_embeddings=64, initializer_range=0.3
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory, tokenizer
+
+
+def convert(source, output):
+    command = [sys.executable, "-m", "bert_jax", "convert_checkpoint", f"--input={source}", f"--output={output}"]
+    done = subprocess.run([*command, "--to=sentence_transformers", "--verify"], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def assert_same_vectors(theirs, bert, texts=TEXTS):
+    for kind, encode in (("", theirs.encode), ("query", theirs.encode_query), ("passage", theirs.encode_document)):
+        expected = encode(texts, convert_to_sparse_tensor=False).numpy()
+        np.testing.assert_allclose(bert_jax.sparse_embeddings(bert, texts, kind), expected, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [({}, None), ({"pooling_strategy": "sum"}, 7), ({"activation_function": "log1p_relu"}, None)],
+)
+@pytest.mark.filterwarnings("ignore::bert_jax.CutWarning")
+def test_we_read_theirs_and_they_read_it_again(st, hub, tmp_path, settings, most):
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    modules = [st.base.modules.Transformer(str(hub[0]), transformer_task="fill-mask"), SpladePooling(**settings)]
+    prompts = {"query": "two ", "document": "small "}
+    theirs = st.SparseEncoder(modules=modules, prompts=prompts, max_active_dims=most, device="cpu")
+    theirs.save(str(tmp_path / "st"))
+    convert(tmp_path / "st", tmp_path / "again")
+    bert = bert_jax.load_pretrained(tmp_path / "st")
+    for each in (theirs, st.SparseEncoder(str(tmp_path / "again"), device="cpu")):
+        assert_same_vectors(each, bert)
+    ((token, weight), *_) = theirs.decode(theirs.encode(TEXTS[0]), top_k=3)
+    (found, *_) = bert_jax.sparse_embeddings(bert, TEXTS[:1], top_k=3, sparse=True)
+    assert bert.tokenizer.tokens(found.ids)[0] == token and found.weights[0] == pytest.approx(weight, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::bert_jax.CutWarning")
+def test_queries_from_a_table(st, hub, tmp_path):
+    import torch
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+    torch.manual_seed(1)
+    table = SparseStaticEmbedding(hub[1], weight=torch.rand(22))
+    passages = [st.base.modules.Transformer(str(hub[0]), transformer_task="fill-mask"), SpladePooling()]
+    router = st.base.modules.Router.for_query_document([table], passages)
+    theirs = st.SparseEncoder(modules=[router], prompts={"query": "two "}, device="cpu")
+    theirs.save(str(tmp_path / "st"))
+    convert(tmp_path / "st", tmp_path / "again")
+    bert = bert_jax.load_pretrained(tmp_path / "st")
+    assert bert.embedding is not None and bert.embedding.embedding.query_table
+    for each in (theirs, st.SparseEncoder(str(tmp_path / "again"), device="cpu")):
+        assert_same_vectors(each, bert)
+
+
+@pytest.mark.parametrize("settings", [{}, {"query_table": True, "max_terms": 20}])
+def test_it_loads_ours(st, tmp_path, settings):
+    params = random_params(parts=("mlm",))
+    if settings:
+        params["query_table"] = {"weight": np.linspace(0.5, 2, 203, dtype=np.float32)}
+    embedding = EmbeddingConfig(kind="sparse", query_prompt="ab ", **settings)
+    task = to_dict(TaskConfig(name="embeddings", max_seq_length=16, embedding=embedding))
+    bert = Pretrained(tiny_model(), params, make_tokenizer(203), "sparse_embedding", task_settings=task)
+    save_pretrained(bert, tmp_path / "own")
+    convert(tmp_path / "own", tmp_path / "st")
+    theirs = st.SparseEncoder(str(tmp_path / "st"), device="cpu")
+    assert theirs.similarity_fn_name == "dot" and theirs.max_active_dims == (20 if settings else None)
+    assert_same_vectors(theirs, bert, [text.replace(" ", "")[:12] for text in TEXTS])
+
+
+def test_a_masked_language_model_alone_gives_the_same_vectors(st, hub):
+    bert = bert_jax.load_pretrained(hub[0])
+    short = [TEXTS[0], *TEXTS[2:]]
+    assert_same_vectors(st.SparseEncoder(str(hub[0]), device="cpu"), bert, short)
+
+
+def test_the_loss_is_its_own(st):
+    """Of pairs with a hard negative, without equal texts."""
+    import torch
+    from sentence_transformers.sparse_encoder import losses
+
+    vectors = np.maximum(np.random.default_rng(0).normal(size=(8, 3, 30)), 0).astype(np.float32) * 0.5
+
+    class Given(torch.nn.Module):  # a model whose features are vectors
+        similarity_fn_name = "dot"
+
+        def forward(self, features):
+            return {"sentence_embedding": features["given"]}
+
+    given = Given()
+    base = losses.SparseMultipleNegativesRankingLoss(given)
+    theirs = losses.SpladeLoss(given, base, document_regularizer_weight=0.3, query_regularizer_weight=0.2)
+    features = [{"given": torch.tensor(vectors[:, column])} for column in range(3)]
+    expected = {name: float(value) for name, value in theirs(features, torch.zeros(8)).items()}
+    numbers = np.arange(24, dtype=np.int32).reshape(8, 3)
+    batch = pad_rows(np.ones((24, 3), np.int32), 3)._replace(labels=Texts(numbers, numbers, np.zeros(8, np.float32)))
+    head = SparseEmbeddings(EmbeddingConfig(kind="sparse", passage_flops=0.3, query_flops=0.2))
+    metrics = jax.jit(lambda outputs: head.losses(outputs, batch, np.ones(8, np.float32)))(vectors.reshape(24, 1, 30))
+    found = {name: float(total / weight) for name, (total, weight) in metrics.items()}
+    assert found["loss"] == pytest.approx(expected["base_loss"], rel=1e-5)
+    worth = {name: float(value) for name, value in head.further_losses(np.float32(99), 100).items()}
+    assert found["passage_flops"] * worth["passage_flops"] == pytest.approx(
+        expected["document_regularizer_loss"], rel=1e-5
+    )
+    assert found["query_flops"] * worth["query_flops"] == pytest.approx(expected["query_regularizer_loss"], rel=1e-5)
