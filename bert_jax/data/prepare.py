@@ -268,11 +268,11 @@ class _Job:
     fingerprint: str  # of the tokenizer
 
     def tokenizer(self) -> Tokenizer:
-        return _load_tokenizer(str(self.path / records.TOKENIZER), self.fingerprint)
+        return load_once(str(self.path / records.TOKENIZER), self.fingerprint)
 
 
 @functools.lru_cache(maxsize=1)
-def _load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
+def load_once(path: str, fingerprint: str) -> Tokenizer:
     """Returns the tokenizer, loaded once in a process; the fingerprint tells apart tokenizers with the same path."""
     del fingerprint
     return load_tokenizer(path)

@@ -155,13 +155,14 @@ class RerankingTask(Task[RankingExample, Ranked]):
 
     def score(self, examples, predictions):
         """Returns metrics of the rankings; of equal scores the worse candidate comes first."""
-        rankings = [
-            [grade for _, grade in sorted(zip((-score for score in said.scores), example.grades))]
-            for example, said in zip(examples, predictions)
-        ]
-        truth = [[grade for grade in ranking if grade > 0] for ranking in rankings]
-        known = [(ranking, true) for ranking, true in zip(rankings, truth) if true]
-        return ranking_scores(*map(list, zip(*known))) if known else ranking_scores([], [])
+        rankings, truth = [], []
+        for example, said in zip(examples, predictions):
+            scored = sorted((-score, grade) for score, grade in zip(said.scores, example.grades))
+            ranking = [grade for _, grade in scored]
+            if relevant := [grade for grade in ranking if grade > 0]:
+                rankings.append(ranking)
+                truth.append(relevant)
+        return ranking_scores(rankings, truth)
 
     def show(self, prediction):
         return {"scores": [round(score, 6) for score in prediction.scores]}

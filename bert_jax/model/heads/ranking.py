@@ -109,7 +109,11 @@ def _mean_of_queries(losses: jax.Array, there: jax.Array) -> jax.Array:
     return _over(losses, jnp.max(there, axis=1))
 
 
-def softmax(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array:
+def softmax(
+    scores: jax.Array,
+    grades: jax.Array,
+    there: jax.Array,
+) -> jax.Array:
     """Returns the cross entropy of the candidates of a query, whose grades are shares; it is 0 if all of them are."""
     log_shares = jax.nn.log_softmax(jnp.where(there > 0, scores, MASKED_SCORE), axis=1)
     target = grades * there
@@ -117,14 +121,22 @@ def softmax(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array
     return _mean_of_queries(-jnp.sum(target * log_shares * there, axis=1), there)
 
 
-def listnet(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array:
+def listnet(
+    scores: jax.Array,
+    grades: jax.Array,
+    there: jax.Array,
+) -> jax.Array:
     """Returns the cross entropy with the softmax of the grades. Source: Cao et al. 2007, "ListNet"."""
     target = jax.nn.softmax(jnp.where(there > 0, grades, MASKED_SCORE), axis=1)
     log_shares = jax.nn.log_softmax(jnp.where(there > 0, scores, MASKED_SCORE), axis=1)
     return _mean_of_queries(-jnp.sum(target * log_shares * there, axis=1), there)
 
 
-def ranknet(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array:
+def ranknet(
+    scores: jax.Array,
+    grades: jax.Array,
+    there: jax.Array,
+) -> jax.Array:
     """Returns the mean over pairs of candidates, the first better: log(1 + exp(its score's lack)), in bits.
 
     Source: Burges et al. 2005.
@@ -134,18 +146,30 @@ def ranknet(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array
     return _over(jax.nn.softplus(lack), better) / jnp.log(2.0)
 
 
-def bce(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array:
+def bce(
+    scores: jax.Array,
+    grades: jax.Array,
+    there: jax.Array,
+) -> jax.Array:
     """Returns the binary cross entropy of each candidate by itself, whose grade is from 0 to 1."""
     return _over(jax.nn.softplus(scores) - grades * scores, there)
 
 
-def margin_mse(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array:
+def margin_mse(
+    scores: jax.Array,
+    grades: jax.Array,
+    there: jax.Array,
+) -> jax.Array:
     """Returns the squared error of how far the first candidate is above each other. Source: Hofstätter et al. 2020."""
     errors = (scores[:, :1] - scores[:, 1:]) - (grades[:, :1] - grades[:, 1:])
     return _over(jnp.square(errors), there[:, 1:])
 
 
-def mse(scores: jax.Array, grades: jax.Array, there: jax.Array) -> jax.Array:
+def mse(
+    scores: jax.Array,
+    grades: jax.Array,
+    there: jax.Array,
+) -> jax.Array:
     """Returns the squared error of each score."""
     return _over(jnp.square(scores - grades), there)
 

@@ -18,17 +18,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 
 from bert_jax.data import records
 from bert_jax.data.building import finished_manifest, unfinished, uploaded
+from bert_jax.data.prepare import load_once
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError, TextError
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import Section, setting
-from bert_jax.storage import files, urls, writing
+from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.tasks import readers
 from bert_jax.tasks.embeddings.beir import TextsExample, beir_place
@@ -42,21 +43,17 @@ from bert_jax.version import __version__
 SHARD_BYTES = 128 << 20
 _EXAMPLES_AT_ONCE = 8192  # that are read and tokenized together
 _ROWS_AT_ONCE = 4096
-# An example of a file that was read, and each of its texts.
+# An example of a file that was read: where its tokens and texts begin, how many texts it has.
 _EXAMPLE = np.dtype([("tokens", "<i8"), ("texts", "<i8"), ("count", "<u2"), ("score", "<f4")])
 _TEXT = np.dtype([("length", "<u2"), ("hash", "<u8")])
-# Counts of a file, which a stopped run need not make again.
-_COUNTS = ("examples", "texts", "tokens", "cut", "longest", "most", "graded", "alone", "largest")
-_MADE = (*_COUNTS, "first", "same")
 
 
 @dataclass(frozen=True)
 class PairOptions(Section):
     """The options that determine the contents of prepared pairs, together with the inputs and the tokenizer."""
 
-    max_seq_length: int = setting(
-        128, least=5, most=65535
-    )  # tokens of a text, with [CLS] and [SEP]
+    # tokens of a text, with [CLS] and [SEP]
+    max_seq_length: int = setting(128, least=5, most=65535)
     query_prompt: str = ""  # written before an anchor or query, and both texts of a graded pair
     passage_prompt: str = ""  # written before what is found: positives and negatives
     # columns, where they have other names than the usual ones
@@ -82,6 +79,38 @@ class PairOptions(Section):
         )
 
 
+class _Counts(NamedTuple):
+    """What is known of some examples."""
+
+    examples: int = 0
+    texts: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    longest: int = 0  # tokens of an example
+    most: int = 0  # texts of an example
+    graded: bool = False
+    alone: bool = True
+    largest_score: float = 0.0
+    positive: int = 0  # the hash of the positive, if all have the same; else 0
+
+    def and_of(self, other: "_Counts") -> "_Counts":
+        """Returns what is known of these examples and of others."""
+        if not self.examples:
+            return other
+        return _Counts(
+            examples=self.examples + other.examples,
+            texts=self.texts + other.texts,
+            tokens=self.tokens + other.tokens,
+            truncated=self.truncated + other.truncated,
+            longest=max(self.longest, other.longest),
+            most=max(self.most, other.most),
+            graded=self.graded,
+            alone=self.alone and other.alone,
+            largest_score=max(self.largest_score, other.largest_score),
+            positive=self.positive if self.positive == other.positive else 0,
+        )
+
+
 def prepare_pairs(
     inputs: str,
     tokenizer: str,
@@ -102,21 +131,14 @@ def prepare_pairs(
     options.validate()
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
-    sources = [part for part in files.split_places(inputs) if part]
-    names = names or [_name_of(source) for source in sources]
-    if len(names) != len(sources) or len(set(names)) != len(names) or not all(names):
-        raise InputError(
-            f"names {', '.join(names)} are not a name of its own for each of {len(sources)} inputs; give --names"
-        )
-    if weights and (len(weights) != len(sources) or not all(0 < w < 1e9 for w in weights)):
-        raise InputError(
-            f"weights {list(weights)} are not a number above 0 for each of {len(sources)} inputs; correct them"
-        )
+    given = [part for part in files.split_places(inputs) if part]
+    names = names or [_name_of(source) for source in given]
+    _check_sources(given, names, weights)
     if urls.is_remote(output):
         rest = names, weights, num_workers
         return uploaded(output, lambda path: prepare_pairs(inputs, tokenizer, path, options, *rest))
     path, loaded = Path(output), load_tokenizer(tokenizer)
-    places = [_places_of(source) for source in sources]
+    places = [_places_of(source) for source in given]
     identity = {
         "format": records.PAIRS,
         "version": records.VERSION,
@@ -126,82 +148,101 @@ def prepare_pairs(
     }
     if manifest := finished_manifest(path, identity):
         return manifest
-
     started = time.monotonic()
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, options, loaded.fingerprint)
-        every = [place for own in places for place in own]
-        with task_runner(num_workers) as run:
-            pieces = run(functools.partial(_make_piece, job), list(enumerate(every)), "files")
-            _check_alike(every, pieces)
-            count = sum(int(piece["examples"]) for piece in pieces)
-            layout = _Layout(
-                row_length=max(int(piece["longest"]) for piece in pieces),
-                max_texts=max(int(piece["most"]) for piece in pieces),
-                ends=tuple(np.cumsum([int(piece["examples"]) for piece in pieces]).tolist()),
-            )
-            itemsize = layout.dtype(loaded).itemsize
-            num_shards = -(-count * itemsize // SHARD_BYTES)
-            cuts = [count * number // num_shards for number in range(num_shards + 1)]
-            shards = [
-                _Shard(records.shard_name("train", index, num_shards), first, last)
-                for index, (first, last) in enumerate(zip(cuts, cuts[1:]))
-            ]
-            made = run(functools.partial(_make_shard, job, layout), shards, "shards")
-        lengths = np.concatenate([np.load(work / f"lengths-{shard.name}") for shard in shards])
-        writing.write_array(path / records.LENGTHS, lengths)
-        counts = (np.load(work / f"counts-{number:05d}.npy") for number in range(len(every)))
-        token_counts = sum(counts, start=np.zeros(loaded.vocab_size, np.int64))
-        per_source = iter(int(piece["examples"]) for piece in pieces)
-        rows = [sum(next(per_source) for _ in own) for own in places]
-        described = [
-            Source(name, number, weight)._asdict()
-            for name, number, weight in zip(names, rows, weights or [0.0] * len(rows))
-        ]
-        manifest = records.finish_dataset(
-            path,
-            identity,
-            {"length": layout.row_length, "max_sequences": layout.max_texts},
-            loaded,
-            {
-                "train": {"sequences": count, "shards": [each["file"] for each in made]},
-                "heldout": {"sequences": 0, "shards": []},
-            },
-            token_counts,
-            {"bert_jax": __version__},
-            form=records.PAIRS,
-            lengths={
-                "name": records.LENGTHS,
-                "bytes": (path / records.LENGTHS).stat().st_size,
-                "sha256": files.sha256_file(path / records.LENGTHS),
-            },
-            sources=described,
-            graded=bool(pieces[0]["graded"]),
-            alone=all(piece["alone"] for piece in pieces),
-            largest_score=max(float(piece["largest"]) for piece in pieces),
-            texts=sum(int(piece["texts"]) for piece in pieces),
-            truncated=sum(int(piece["cut"]) for piece in pieces),
-        )
-    _say(manifest, time.monotonic() - started)
-    return manifest
-
-
-def _say(manifest: JsonObject, seconds: float) -> None:
-    """Writes a summary on stderr."""
-    rows, texts = manifest["splits"]["train"]["sequences"], manifest["texts"]
-    row = manifest["row"]
-    say(
-        f"{rows:,} examples of {texts:,} texts, {manifest['truncated']:,} of them cut, in rows of "
-        f"{row['length']} tokens and at most {row['max_sequences']} texts; {seconds:.0f} s"
-    )
+        manifest = _prepare(job, places, identity, num_workers)
+    row, figures = manifest["row"], manifest["figures"]
+    seconds = time.monotonic() - started
+    texts = f"{figures['texts']:,} texts, {figures['truncated']:,} of them cut"
+    rows = f"rows of {row['length']} tokens and at most {row['max_sequences']} texts"
+    say(f"{figures['examples']:,} examples of {texts}, in {rows}; {seconds:.0f} s")
     for source in manifest["sources"]:
         weight = f", weight {source['weight']:g}" if source["weight"] else ""
         say(f"  {source['name']}: {source['rows']:,}{weight}")
+    return manifest
+
+
+def _prepare(
+    job: "_Job", places: Sequence[Sequence[str]], identity: JsonObject, num_workers: int
+) -> JsonObject:
+    """Returns the manifest, after writing the shards and it."""
+    tokenizer, every = job.tokenizer(), [place for own in places for place in own]
+    with task_runner(num_workers) as run:
+        pieces = run(functools.partial(_make_piece, job), list(enumerate(every)), "files")
+        _check_alike(every, pieces)
+        counts = functools.reduce(_Counts.and_of, pieces)
+        if counts.positive:
+            raise InputError(
+                f"all examples of {every[0]} have the same positive; check --second_text_column"
+            )
+        layout = _Layout(
+            row_length=counts.longest,
+            max_texts=counts.most,
+            ends=tuple(np.cumsum([piece.examples for piece in pieces]).tolist()),
+        )
+        row_bytes = layout.dtype(tokenizer).itemsize
+        num_shards = -(-counts.examples * row_bytes // SHARD_BYTES)
+        shards = []
+        for index in range(num_shards):
+            first, last = (counts.examples * end // num_shards for end in (index, index + 1))
+            shards.append(_Shard(records.shard_name("train", index, num_shards), first, last))
+        made = run(functools.partial(_make_shard, job, layout), shards, "shards")
+    lengths = [np.load(job.work / f"lengths-{shard.name}") for shard in shards]
+    where = job.path / records.LENGTHS
+    writing.write_array(where, np.concatenate(lengths))
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for number in range(len(every)):
+        token_counts += np.load(job.work / f"counts-{number:05d}.npy")
+    sources, pieces_left = [], iter(pieces)
+    options = identity["options"]
+    weights = options["weights"] or [0.0] * len(places)
+    for name, weight, own in zip(options["names"], weights, places):
+        rows = sum(next(pieces_left).examples for _ in own)
+        sources.append(Source(name, rows, weight)._asdict())
+    return records.finish_dataset(
+        path=job.path,
+        identity=identity,
+        row={"length": layout.row_length, "max_sequences": layout.max_texts},
+        tokenizer=tokenizer,
+        splits={
+            "train": {"sequences": counts.examples, "shards": made},
+            "heldout": {"sequences": 0, "shards": []},
+        },
+        token_counts=token_counts,
+        made_with={"bert_jax": __version__},
+        form=records.PAIRS,
+        lengths={
+            "name": records.LENGTHS,
+            "bytes": where.stat().st_size,
+            "sha256": files.sha256_file(where),
+        },
+        sources=sources,
+        graded=counts.graded,
+        alone=counts.alone,
+        largest_score=counts.largest_score,
+        figures=counts._asdict(),
+    )
+
+
+# Sources
 
 
 def _name_of(source: str) -> str:
     """Returns the usual name of a source: that of its file or folder, without suffixes."""
     return source.rstrip("/").rpartition("/")[2].partition(".")[0].strip("*")
+
+
+def _check_sources(given: Sequence[str], names: Sequence[str], weights: Sequence[float]) -> None:
+    """Raises: InputError unless each source has a name of its own, and a weight if any has one."""
+    if len(names) != len(given) or len(set(names)) != len(names) or not all(names):
+        raise InputError(
+            f"names {', '.join(names)} are not a name of its own for each of {len(given)} inputs; give --names"
+        )
+    if weights and (len(weights) != len(given) or not all(0 < each < 1e9 for each in weights)):
+        raise InputError(
+            f"weights {list(weights)} are not a number above 0 for each of {len(given)} inputs; correct them"
+        )
 
 
 def _places_of(source: str) -> list[str]:
@@ -223,30 +264,25 @@ def _fingerprint(places: Sequence[Sequence[str]]) -> str:
     digest = hashlib.sha256()
     for own in places:
         for place in own:
-            is_file = not place.startswith("tfds:") and "[" not in place
-            inside = [place]
-            if is_file and (folder := beir_place(place, "train")):
-                inside = readers.files_in(folder, "**")
-            for each in inside:
-                content = files.sha256_file(urls.local_copy(each)) if is_file else each
-                digest.update(f"{content} ".encode())
+            if place.startswith("tfds:") or is_squad(place):
+                digest.update(f"{place} ".encode())
+                continue
+            folder = beir_place(place, "train")
+            for each in readers.files_in(folder, "**") if folder else [place]:
+                digest.update(f"{files.sha256_file(urls.local_copy(each))} ".encode())
         digest.update(b"/")
     return digest.hexdigest()
 
 
-def _check_alike(places: Sequence[str], pieces: Sequence[JsonObject]) -> None:
-    """Raises: InputError if there is nothing to learn, or if files have examples of two kinds."""
+def _check_alike(places: Sequence[str], pieces: "Sequence[_Counts]") -> None:
+    """Raises: InputError if a file has no example, or examples of another kind than the first."""
     for place, piece in zip(places, pieces):
-        if not piece["examples"]:
+        if not piece.examples:
             raise InputError(f"{place} has no example; leave it out")
-        if piece["graded"] != pieces[0]["graded"]:
-            kinds = ("has graded pairs", "has pairs without scores")
-            first, other = kinds if pieces[0]["graded"] else kinds[::-1]
+        if piece.graded != pieces[0].graded:
+            kinds = ["has graded pairs", "has pairs without scores"]
+            first, other = kinds if pieces[0].graded else reversed(kinds)
             raise InputError(f"{places[0]} {first} and {place} {other}; prepare them apart")
-    if all(piece["same"] and piece["first"] == pieces[0]["first"] for piece in pieces):
-        raise InputError(
-            f"all examples of {places[0]} have the same positive; check --second_text_column"
-        )
 
 
 # Tasks
@@ -262,14 +298,7 @@ class _Job:
     fingerprint: str  # of the tokenizer
 
     def tokenizer(self) -> Tokenizer:
-        return _load_tokenizer(str(self.path / records.TOKENIZER), self.fingerprint)
-
-
-@functools.lru_cache(maxsize=1)
-def _load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
-    """Returns the tokenizer, loaded once in a process; the fingerprint tells apart tokenizers with the same path."""
-    del fingerprint
-    return load_tokenizer(path)
+        return load_once(str(self.path / records.TOKENIZER), self.fingerprint)
 
 
 class _Shard(NamedTuple):
@@ -291,33 +320,6 @@ class _Layout(NamedTuple):
         return records.pair_dtype(self.row_length, self.max_texts, tokenizer.vocab_size)
 
 
-def _make_piece(job: _Job, task: tuple[int, str]) -> JsonObject:
-    """Writes the examples of a file as arrays of ids, and returns counts of them."""
-    number, place = task
-    finished = job.work / f"piece-{number:05d}.json"
-    if (made := records.read_part(finished, _MADE)) is not None:
-        return made
-    tokenizer, config = job.tokenizer(), job.options.task()
-    made = dict.fromkeys(_COUNTS, 0) | {"alone": 1, "first": 0, "same": 1}
-    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    with contextlib.ExitStack() as stack:
-        streams = []
-        for kind in _Arrays._fields:
-            whole = writing.atomic_path(job.work / f"{kind}-{number:05d}")
-            streams.append(stack.enter_context(open(stack.enter_context(whole), "wb")))
-        for examples in read_parts(config, place, _EXAMPLES_AT_ONCE):
-            if not examples:
-                continue
-            part = _arrays(examples, config, tokenizer, made)
-            for stream, array in zip(streams, part):
-                stream.write(array.tobytes())
-            token_counts += np.bincount(part.tokens, minlength=tokenizer.vocab_size)
-    writing.write_array(job.work / f"counts-{number:05d}.npy", token_counts)
-    # Last: it says that the arrays are there.
-    writing.write_json(finished, made)
-    return made
-
-
 class _Arrays(NamedTuple):
     """Some examples of a file as arrays."""
 
@@ -326,54 +328,73 @@ class _Arrays(NamedTuple):
     examples: np.ndarray  # `_EXAMPLE`
 
 
+def _make_piece(job: _Job, task: tuple[int, str]) -> _Counts:
+    """Writes the examples of a file as arrays of ids, and returns counts of them."""
+    number, place = task
+    finished, form = job.work / f"piece-{number:05d}.json", get_type_hints(_Counts)
+    with contextlib.suppress(InputError):  # a file that was not finished is read again
+        return _Counts(**schema.read_record(finished, schema.record(form), ""))
+    tokenizer, counts = job.tokenizer(), _Counts()
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for kind in _Arrays._fields:
+            whole = writing.atomic_path(job.work / f"{kind}-{number:05d}")
+            streams.append(stack.enter_context(open(stack.enter_context(whole), "wb")))
+        for examples in read_parts(job.options.task(), place, _EXAMPLES_AT_ONCE):
+            if not examples:
+                continue
+            arrays, own = _arrays(examples, job.options.task(), tokenizer)
+            arrays.examples["texts"] += counts.texts
+            arrays.examples["tokens"] += counts.tokens
+            for stream, array in zip(streams, arrays):
+                stream.write(array.tobytes())
+            token_counts += np.bincount(arrays.tokens, minlength=tokenizer.vocab_size)
+            counts = counts.and_of(own)
+    writing.write_array(job.work / f"counts-{number:05d}.npy", token_counts)
+    # Last: it says that the arrays are there.
+    writing.write_json(finished, counts._asdict())
+    return counts
+
+
 def _arrays(
-    examples: Sequence[TextsExample], config: TaskConfig, tokenizer: Tokenizer, made: dict[str, Any]
-) -> _Arrays:
-    """Returns examples as arrays, and adds to the counts of what was made before them."""
-    uses: dict[tuple[bool, str], None] = {}
+    examples: Sequence[TextsExample], config: TaskConfig, tokenizer: Tokenizer
+) -> tuple[_Arrays, _Counts]:
+    """Returns examples as arrays, and what is known of them."""
+    uses = []  # of each text: whether it is a query, and the text
     for example in examples:
-        uses |= dict.fromkeys((example.is_query(n), text) for n, text in enumerate(example.texts))
+        uses += [(example.is_query(place), text) for place, text in enumerate(example.texts)]
     try:
-        fitted, cut = fit_prompted(config, list(uses), tokenizer)
+        fitted, cut = fit_prompted(config, list(dict.fromkeys(uses)), tokenizer)
     except TextError as error:
-        places = (example.where for example in examples if _holds(example.texts, error.text))
-        raise error.at(next(places, "a text")) from None
-    hashes = {use: _hash(text.known) for use, text in fitted.items()}
-    of_texts = [
-        (example.is_query(place), text)
-        for example in examples
-        for place, text in enumerate(example.texts)
-    ]
-    texts = np.zeros(len(of_texts), _TEXT)
-    texts["length"] = [len(fitted[use].token_ids) for use in of_texts]
-    texts["hash"] = [hashes[use] for use in of_texts]
-    counts = np.array([len(example.texts) for example in examples], np.int64)
-    ends = np.cumsum(counts)
-    bounds = np.concatenate([[0], np.cumsum(texts["length"], dtype=np.int64)])
+        places = [each.where for each in examples if any(error.text in text for text in each.texts)]
+        raise error.at(places[0] if places else "a text") from None
+    texts = np.zeros(len(uses), _TEXT)
+    texts["length"] = [len(fitted[use].token_ids) for use in uses]
+    texts["hash"] = [_hash(fitted[use].known) for use in uses]
     table = np.zeros(len(examples), _EXAMPLE)
-    table["texts"] = made["texts"] + ends - counts
-    table["tokens"] = made["tokens"] + bounds[ends - counts]
-    table["count"] = counts
+    table["count"] = [len(example.texts) for example in examples]
     table["score"] = [example.score or 0.0 for example in examples]
-    positives = texts["hash"][ends - counts + 1]
-    if not made["examples"]:
-        made["first"] = int(positives[0])
-    made["same"] &= int((positives == made["first"]).all())
-    made["alone"] &= int(are_alone(examples))
-    made["graded"] |= int(is_graded(examples))
-    made["largest"] = max(made["largest"], float(np.abs(table["score"]).max()))
-    made["longest"] = max(made["longest"], int((bounds[ends] - bounds[ends - counts]).max()))
-    made["most"] = max(made["most"], int(counts.max()))
-    made["cut"] += cut
-    made["examples"] += len(examples)
-    made["texts"] += len(of_texts)
-    made["tokens"] += int(bounds[-1])
-    tokens = np.concatenate([fitted[use].token_ids for use in of_texts])
-    return _Arrays(tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1)), texts, table)
-
-
-def _holds(texts: Sequence[str], part: str) -> bool:
-    return any(part in text for text in texts)
+    ends = np.cumsum(table["count"], dtype=np.int64)
+    table["texts"] = ends - table["count"]
+    bounds = np.concatenate([[0], np.cumsum(texts["length"], dtype=np.int64)])
+    table["tokens"] = bounds[table["texts"]]
+    positives = np.unique(texts["hash"][table["texts"] + 1])
+    counts = _Counts(
+        examples=len(examples),
+        texts=len(uses),
+        tokens=int(bounds[-1]),
+        truncated=cut,
+        longest=int((bounds[ends] - table["tokens"]).max()),
+        most=int(table["count"].max()),
+        graded=is_graded(examples),
+        alone=are_alone(examples),
+        largest_score=float(np.abs(table["score"]).max()),
+        positive=int(positives[0]) if len(positives) == 1 else 0,
+    )
+    ids = np.min_scalar_type(tokenizer.vocab_size - 1)
+    tokens = np.concatenate([fitted[use].token_ids for use in uses]).astype(ids)
+    return _Arrays(tokens, texts, table), counts
 
 
 def _hash(content: bytes) -> int:
@@ -385,10 +406,9 @@ def _make_shard(job: _Job, layout: _Layout, shard: _Shard) -> JsonObject:
     """Writes a shard and the lengths of its texts, and returns its record in the manifest."""
     finished = job.work / f"{shard.name}.json"
     if (made := records.read_part(finished, ("file",))) is not None:
-        return made
+        return made["file"]
     tokenizer = job.tokenizer()
-    dtype = layout.dtype(tokenizer)
-    lengths: list[np.ndarray] = []
+    dtype, lengths = layout.dtype(tokenizer), []
 
     def chunks() -> Iterator[np.ndarray]:
         for first in range(shard.first, shard.last, _ROWS_AT_ONCE):
@@ -398,26 +418,26 @@ def _make_shard(job: _Job, layout: _Layout, shard: _Shard) -> JsonObject:
             lengths.append(rows["lengths"].copy())
             yield rows
 
-    record = records.write_shard(job.path / shard.name, dtype, shard.last - shard.first, chunks())
+    num_rows = shard.last - shard.first
+    record = records.write_shard(job.path / shard.name, dtype, num_rows, chunks())
     writing.write_array(job.work / f"lengths-{shard.name}", np.concatenate(lengths))
-    result = {"file": record}
-    writing.write_json(finished, result)
-    return result
+    writing.write_json(finished, {"file": record})
+    return record
 
 
 def _fill(work: Path, layout: _Layout, rows: np.ndarray, first: int) -> None:
     """Writes the examples first, first + 1, ... of all into rows, from the files that hold them."""
-    ids = rows.dtype["token_ids"].base
-    done = 0
+    ids, done = rows.dtype["token_ids"].base, 0
     while done < len(rows):
         piece = int(np.searchsorted(layout.ends, first + done, side="right"))
         start = first + done - (layout.ends[piece - 1] if piece else 0)
         count = min(len(rows) - done, layout.ends[piece] - first - done)
         examples = _read(work / f"examples-{piece:05d}", _EXAMPLE, start, count)
-        begin, end = int(examples["texts"][0]), int(examples["texts"][-1] + examples["count"][-1])
+        begin = int(examples["texts"][0])
+        end = int(examples["texts"][-1] + examples["count"][-1])
         texts = _read(work / f"texts-{piece:05d}", _TEXT, begin, end - begin)
-        before = int(examples["tokens"][0])
-        token_ids = _read(work / f"tokens-{piece:05d}", ids, before, int(texts["length"].sum()))
+        before, size = int(examples["tokens"][0]), int(texts["length"].sum(dtype=np.int64))
+        token_ids = _read(work / f"tokens-{piece:05d}", ids, before, size)
         for row, example in zip(rows[done : done + count], examples):
             own = texts[example["texts"] - begin :][: example["count"]]
             at, size = example["tokens"] - before, int(own["length"].sum())

@@ -102,19 +102,13 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
                 "vectors of tokens (embedding.kind multi_vector) are not learnt from graded pairs; give texts that "
                 "belong together, or take kind=dense"
             )
+        loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
         if isinstance(examples, PreparedPairs):
-            has_negatives, same = examples.has_negatives, ""  # which `prepare` has refused
-            alike = graded or examples.are_alone
+            has_negatives = examples.has_negatives
             largest = [(examples.place, examples.largest_score)]
         else:
-            alike = graded or are_alone(examples)
             has_negatives = any(len(example.texts) > 2 for example in examples)
             largest = ((example.where, abs(example.score or 0)) for example in examples)
-            texts = examples[0].texts
-            is_same = len({example.texts[1] for example in examples}) < 2 < len(examples)
-            same = f"{examples[0].where}: all {len(examples)} examples have the positive {texts[1]!r:.60}"
-            same = same if is_same else ""
-        loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
         if graded != (loss in ("cosent", "cosine")):
             kind = "graded pairs" if graded else "texts without scores"
             fitting = "cosent or cosine" if graded else "infonce, gist or triplet"
@@ -123,9 +117,9 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
             raise InputError(
                 "embedding.loss triplet needs hard negatives, and no example has one; use infonce"
             )
-        if loss in ("infonce", "gist") and same:
-            raise InputError(f"{same}; check task.second_text_column")
-        if self.config.embedding.query_table and alike:
+        if loss in ("infonce", "gist") and not isinstance(examples, PreparedPairs):
+            _check_positives(examples)
+        if self.config.embedding.query_table and (graded or are_alone(examples)):
             raise InputError(
                 "embedding.query_table needs queries with their passages, and these texts are alike; leave it out"
             )
@@ -161,16 +155,18 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         numbers: dict[bytes, int] = {}
         same = 0
         for number, example in enumerate(examples):
-            own = [
-                fitted[example.is_query(place), text] for place, text in enumerate(example.texts)
-            ]
-            label = [numbers.setdefault(text.known, len(numbers)) for text in own]
+            label, token_ids, lengths, marks = [], [], [], []
+            for place, text in enumerate(example.texts):
+                own = fitted[example.is_query(place), text]
+                label.append(numbers.setdefault(own.known, len(numbers)))
+                token_ids.append(own.token_ids)
+                lengths.append(len(own.token_ids))
+                if own.marks is not None:
+                    marks.append(own.marks)
             same += label[1] in label[2:]
-            token_ids = np.concatenate([text.token_ids for text in own])
-            row = single_row(number, token_ids, (example.score or 0.0, *label))
-            marks = [text.marks for text in own if text.marks is not None]
-            row = row._replace(marks=np.concatenate(marks) if marks else None)
-            rows.append(row._replace(lengths=tuple(len(text.token_ids) for text in own)))
+            row = single_row(number, np.concatenate(token_ids), (example.score or 0.0, *label))
+            row = row._replace(lengths=tuple(lengths))
+            rows.append(row._replace(marks=np.concatenate(marks) if marks else None))
         counts[SAME] = counts.get(SAME, 0) + same
         return Rows(rows, without_zeros(counts))
 
@@ -188,7 +184,8 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
     def score(self, examples, predictions):
         """Returns correlations of graded pairs, or else metrics of rankings."""
         if is_graded(examples):
-            truth, said = [example.score or 0.0 for example in examples], _cosines(predictions)
+            truth = [example.score or 0.0 for example in examples]
+            said = _cosines(predictions)
             return {name: metric(truth, said) for name, metric in NUMBER_METRICS.items()}
         ranked = _rank(examples, predictions)
         return scores.ranking_scores(
@@ -208,13 +205,22 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         if is_graded(examples) or is_paired:
             write_predictions(directory / f"{split}.tsv", zip(examples, _cosines(predictions)))
             return
-        lines = [
-            f"{query.id} Q0 {name} {rank} {cosine:.6f} bert_jax\n"
-            for query in _rank(examples, predictions)
-            for rank, (name, cosine) in enumerate(query.best, 1)
-        ]
+        lines = []
+        for query in _rank(examples, predictions):
+            for rank, (name, score) in enumerate(query.best, 1):
+                lines.append(f"{query.id} Q0 {name} {rank} {score:.6f} bert_jax\n")
         with atomic_path(directory / f"{split}.trec") as temporary:
             temporary.write_text("".join(lines), encoding="utf-8")
+
+
+def _check_positives(examples: Sequence[TextsExample]) -> None:
+    """Raises: InputError if all examples have the same positive, so that none is told from others."""
+    if len({example.texts[1] for example in examples}) < 2 < len(examples):
+        first = examples[0]
+        raise InputError(
+            f"{first.where}: all {len(examples)} examples have the positive {first.texts[1]!r:.60}; check "
+            "task.second_text_column"
+        )
 
 
 def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig, list[str]]:
@@ -295,10 +301,11 @@ def _cosines(predictions: Sequence[Embedded]) -> list[float]:
         pairs = [prediction.vectors[:2] for prediction in predictions]
         return [float(nearest_terms([one], [other], 1).scores[0, 0]) for one, other in pairs]
     if isinstance(predictions[0].vectors, list):
-        return [
-            float((first @ second.T).max(axis=1).sum())
-            for first, second, *_ in (prediction.vectors for prediction in predictions)
-        ]
+        found = []
+        for prediction in predictions:
+            first, second, *_ = prediction.vectors
+            found.append(float((first @ second.T).max(axis=1).sum()))
+        return found
     pairs = np.stack([prediction.vectors[:2] for prediction in predictions]).astype(np.float64)
     pairs /= np.maximum(np.linalg.norm(pairs, axis=-1, keepdims=True), 1e-12)
     return np.sum(pairs[:, 0] * pairs[:, 1], axis=-1).tolist()

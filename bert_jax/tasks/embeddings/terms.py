@@ -17,12 +17,17 @@ class Postings:
 
     def __init__(self, passages: Sequence[Terms]) -> None:
         self.num_passages = len(passages)
-        empty = Terms(np.zeros(0, np.int32), np.zeros(0, np.float32))
-        words = np.concatenate([each.ids for each in (empty, *passages)])
-        numbers = np.repeat(np.arange(len(passages)), [len(each.ids) for each in passages])
+        # there may be no passage, or none with a word
+        all_ids, all_weights = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
+        counts = []
+        for passage in passages:
+            all_ids.append(passage.ids)
+            all_weights.append(passage.weights)
+            counts.append(len(passage.ids))
+        words = np.concatenate(all_ids)
         order = np.argsort(words, kind="stable")
-        self._numbers = numbers[order]
-        self._weights = np.concatenate([each.weights for each in (empty, *passages)])[order]
+        self._numbers = np.repeat(np.arange(len(passages)), counts)[order]
+        self._weights = np.concatenate(all_weights)[order]
         # of word i the postings from starts[i] to starts[i + 1]
         most = int(words.max(initial=-1)) + 1
         self._starts = np.searchsorted(words[order], np.arange(most + 1))
