@@ -19,6 +19,7 @@ from bert_jax.tasks.embeddings.tokens import TokenFit, most_tokens
 from bert_jax.text.fitting import check_long_texts, listed, tell_cut, too_long
 
 _WORST = np.float32(-1e9)  # the score of a passage without a token that counts
+_PRODUCTS = 1 << 24  # of two tokens, that are held at once
 
 
 def is_of_tokens(bert: Pretrained) -> bool:
@@ -105,11 +106,15 @@ def maxsim(queries: Sequence[np.ndarray], passages: Sequence[np.ndarray]) -> np.
     scores = np.full((len(queries), len(passages)), _WORST)
     counts = np.array([len(vectors) for vectors in passages], int)
     there = np.flatnonzero(counts)
-    if not len(there):
+    if not len(queries) or not len(there):
         return scores
-    tokens = np.concatenate([vectors for vectors in passages if len(vectors)]).astype(np.float32)
-    starts = np.cumsum(counts[there]) - counts[there]
-    for row, query in zip(scores, queries):
-        products = query.astype(np.float32) @ tokens.T
-        row[there] = np.maximum.reduceat(products, starts, axis=1).sum(axis=0)
+    asked = np.concatenate(queries).astype(np.float32)
+    ends = np.cumsum([len(query) for query in queries])[:-1]
+    size = max(1, _PRODUCTS // (len(asked) * int(counts.max()) + 1))
+    for first in range(0, len(there), size):
+        block = there[first : first + size]
+        tokens = np.concatenate([passages[int(number)] for number in block]).astype(np.float32)
+        products = asked @ tokens.T
+        best = np.maximum.reduceat(products, np.cumsum(counts[block]) - counts[block], axis=1)
+        scores[:, block] = [of_query.sum(axis=0) for of_query in np.split(best, ends)]
     return scores
