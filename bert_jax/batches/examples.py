@@ -118,8 +118,10 @@ def choose_batching(
         num_parts=num_parts,
         mix=mix_of(rows, data),
     )
-    lengths = choose_lengths(alone.sizes(rows), size, data.bucket, multiple, num_steps)
-    alone = dataclasses.replace(alone, lengths=lengths)
+    # those of many millions of rows take seconds, and packed batches have none of them
+    if pack != "on" or not isinstance(rows, StoredRows):
+        lengths = choose_lengths(alone.sizes(rows), size, data.bucket, multiple, num_steps)
+        alone = dataclasses.replace(alone, lengths=lengths)
     if pack == "off":
         return alone
 

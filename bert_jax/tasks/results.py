@@ -88,12 +88,15 @@ def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig
     if batching.shape is None:
         how = "like lengths" if batching.bucket else "one length"
         return f"batches: {batching.batch_size} rows padded to {how}, {padding:.2f} times the FLOPs of their tokens"
-    other = dataclasses.replace(batching, shape=None).flops(rows, model) / needed
     few, *_, many = (*batching.shape.num_rows, batching.shape.num_rows[-1])
-    return (
+    line = (
         f"batches: {batching.batch_size} rows packed into {few if few == many else f'{few} to {many}'} of "
-        f"{batching.shape.length} tokens, {padding:.2f} times the FLOPs of their tokens (not packed: {other:.2f})"
+        f"{batching.shape.length} tokens, {padding:.2f} times the FLOPs of their tokens"
     )
+    if not batching.lengths:
+        return line
+    other = dataclasses.replace(batching, shape=None).flops(rows, model) / needed
+    return f"{line} (not packed: {other:.2f})"
 
 
 def describe_start(config: FinetuneConfig, start: Pretrained) -> str:

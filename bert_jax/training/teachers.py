@@ -20,6 +20,7 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import check_divisible, row_sharding, tree_shardings
 from bert_jax.errors import InputError, reading
 from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.embedding import Embeddings
 from bert_jax.model.heads.table import embedding_head
 from bert_jax.model.objective import Params, forward, init_params
 from bert_jax.settings.finetuning import ProbeConfig
@@ -101,7 +102,9 @@ def _order(teacher: Pretrained, about: Teaching) -> np.ndarray | slice:
 
 def _head_of(teacher: Pretrained, about: Teaching) -> Head:
     """Returns the head of a teacher: for vectors its own, which pools and projects as it was trained."""
-    return embedding_head(teacher.embedding) if teacher.embedding else about.head
+    if teacher.embedding and isinstance(about.head, Embeddings):
+        return embedding_head(teacher.embedding)
+    return about.head
 
 
 def _shapes(params: Params, head: Head) -> dict[str, Any]:
