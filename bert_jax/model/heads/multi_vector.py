@@ -39,7 +39,8 @@ from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 _PLAIN = EmbeddingConfig(kind="multi_vector")
 # of a model that is to be trained
 USUAL = dataclasses.replace(_PLAIN, projection_size=128, projection_activation="none")
-_MOST_PRODUCTS = 1 << 25  # of two tokens, that a device holds at once
+# products of two tokens that a device holds at once; on a CPU they stay in the caches, which is three times as fast
+_MOST_PRODUCTS, _MOST_ON_CPU = 1 << 25, 1 << 20
 
 
 class MultiVectors(Embeddings):
@@ -149,10 +150,11 @@ def maxsim(queries: jax.Array, passages: jax.Array) -> jax.Array:
         return jnp.where(jnp.any(there, axis=-1), total, MASKED_SCORE)
 
     of_each = rows * queries.shape[1] * passages.shape[1]
+    most = _MOST_ON_CPU if jax.default_backend() == "cpu" else _MOST_PRODUCTS
     blocks = next(
         each
         for each in range(1, count + 1)
-        if not count % each and (count // each * of_each <= _MOST_PRODUCTS or each == count)
+        if not count % each and (count // each * of_each <= most or each == count)
     )
     if blocks == 1:
         return of_some(passages)

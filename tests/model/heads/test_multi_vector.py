@@ -46,7 +46,7 @@ def tokens(example, kind):
 
 @pytest.mark.parametrize("most", [1 << 25, 200])
 def test_a_score_is_the_sum_of_the_largest_products(monkeypatch, most):
-    monkeypatch.setattr(multi_vector, "_MOST_PRODUCTS", most)
+    monkeypatch.setattr(multi_vector, "_MOST_ON_CPU", most)
     queries, passages = VECTORS[:4, 0], VECTORS[:, 1:].reshape(-1, 6, 8)
     found, pull_back = jax.vjp(maxsim, queries, passages)
     expected = np.full((4, 10), -1e9)
@@ -67,7 +67,7 @@ def test_the_products_of_a_few_passages_are_all_that_is_held(monkeypatch):
     shapes = [jax.ShapeDtypeStruct((64, size, 8), jnp.float32) for size in (16, 32)]
 
     def temporary_bytes(most):
-        monkeypatch.setattr(multi_vector, "_MOST_PRODUCTS", most)
+        monkeypatch.setattr(multi_vector, "_MOST_ON_CPU", most)
         gradient = jax.grad(lambda queries, passages: jnp.sum(maxsim(queries, passages) ** 2), argnums=(0, 1))
         return jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
@@ -76,7 +76,7 @@ def test_the_products_of_a_few_passages_are_all_that_is_held(monkeypatch):
 
 @pytest.mark.parametrize("most", [1 << 25, 200])
 def test_the_loss_is_the_cross_entropy_among_the_other_texts_of_the_batch(monkeypatch, most):
-    monkeypatch.setattr(multi_vector, "_MOST_PRODUCTS", most)
+    monkeypatch.setattr(multi_vector, "_MOST_ON_CPU", most)
     losses, right = [], []
     for i in range(4):
         own, others = score(tokens(i, 0), tokens(i, 1)) / 0.5, []
