@@ -55,7 +55,7 @@ def multi_vectors(
     prompts, is_query = settings.embedding.prompts(), kind == "query"
     if kind not in ("", *prompts):
         raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
-    length = max_seq_length or settings.max_seq_length
+    length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
     if not 5 <= length <= bert.config.max_positions:
         raise InputError(
             f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions"
