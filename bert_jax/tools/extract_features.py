@@ -10,6 +10,8 @@ lines as Google's extract_features.py writes them. An input line is a text, or t
 
 A sparse model, with --pooling=own, gives words with their weights, largest first: JSON lines
 {"linex_index": 0, "terms": {"door": 2.98, ...}}, or in .npz `ids`, `weights` and `starts`. --top_k keeps as many.
+A model with a vector for each token gives those that count: {"linex_index": 0, "vectors": [[0.12, ...], ...]}, or in
+.npz `vectors` [all of them, numbers] and `starts`.
 """
 
 import itertools
@@ -108,6 +110,9 @@ def main() -> None:
                 if bert.embedding.embedding.kind == "sparse":
                     _write_sparse(temporary, bert, texts)
                     return
+                if bert.embedding.embedding.kind == "multi_vector":
+                    _write_multi(temporary, bert, texts)
+                    return
             vectors = features.sentence_embeddings(
                 bert,
                 texts,
@@ -126,6 +131,28 @@ def main() -> None:
             _write_npz(temporary, token_vectors, layers)
         else:
             _write_json(temporary, token_vectors, layers)
+
+
+def _write_multi(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:
+    """Raises: InputError if the output is Parquet, which has a vector for each text."""
+    import numpy as np
+
+    from bert_jax.inference.late_interaction import multi_vectors
+
+    if OUTPUT.value.endswith(_PARQUET):
+        raise InputError(
+            f"--output={OUTPUT.value} holds a vector for each text, and the model makes one for each token; write .npz"
+        )
+    found = multi_vectors(bert, texts, KIND.value, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
+    if OUTPUT.value.endswith(".npz"):
+        starts = np.array([0, *itertools.accumulate(map(len, found))])
+        with open(path, "wb") as stream:
+            np.savez(stream, vectors=np.concatenate(found), starts=starts)
+        return
+    with open(path, "w", encoding="utf-8") as stream:
+        for number, vectors in enumerate(found):
+            record = {"linex_index": number, "vectors": vectors.astype("float64").round(6).tolist()}
+            stream.write(json.dumps(record) + "\n")
 
 
 def _write_sparse(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:

@@ -489,6 +489,34 @@ def test_words_of_sentences(repository, start, tmp_path):
 
 
 @pytest.mark.slow
+def test_vectors_of_the_tokens_of_sentences(repository, start, tmp_path):
+    """Of a multi-vector model, as JSON lines and as arrays."""
+    bert = bert_jax.load_pretrained(start)
+    settings = EmbeddingConfig(kind="multi_vector", passage_prompt="the ", query_length=8)
+    task = to_dict(TaskConfig(name="embeddings", max_seq_length=16, embedding=settings))
+    bert_jax.save_pretrained(
+        dataclasses.replace(bert, task="token_embeddings", task_settings=task), tmp_path / "tokens"
+    )
+    bert = bert_jax.load_pretrained(tmp_path / "tokens")
+    (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n")
+    places = {"checkpoint": tmp_path / "tokens", "input": tmp_path / "in.txt", "pooling": "own", "kind": "passage"}
+    result = tool(repository, "extract_features", output=tmp_path / "out.jsonl", **places)
+    assert result.returncode == 0, result.stderr
+    expected = bert_jax.multi_vectors(bert, SENTENCES, kind="passage")
+    for number, line in enumerate((tmp_path / "out.jsonl").read_text().splitlines()):
+        record = json.loads(line)
+        assert record["linex_index"] == number
+        np.testing.assert_allclose(record["vectors"], expected[number], atol=1e-5)
+    tool(repository, "extract_features", output=tmp_path / "out.npz", **places)
+    with np.load(tmp_path / "out.npz") as arrays:
+        vectors, starts = arrays["vectors"], arrays["starts"]
+        np.testing.assert_allclose(vectors[starts[1] : starts[2]], expected[1], atol=1e-6)
+        assert starts[-1] == len(vectors)
+    refused = tool(repository, "extract_features", output=tmp_path / "out.parquet", **places)
+    assert_one_line(refused, "the model makes one for each token; write .npz")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text", "parts"),
     [
