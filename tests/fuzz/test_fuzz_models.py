@@ -20,6 +20,7 @@ from bert_jax.checkpoints.multi_vector import write_multi_vector
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL, seal
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
+from bert_jax.checkpoints.sparse_encoder import write_sparse
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage import files
@@ -69,6 +70,14 @@ def make_modules_of_tokens(directory: Path) -> None:
     layer = {"kernel": np.ones((config.hidden_size, 8), np.float32)}
     settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig("multi_vector", projection_size=8))
     more = lambda there: write_multi_vector(there, settings, params | {"projection": layer})  # noqa: E731
+    save_hf(directory / "model", config, params, *rest, write_more=more)
+
+
+def make_modules_of_words(directory: Path) -> None:
+    config, params, *rest = model()
+    table = {"query_table": {"weight": np.ones(config.vocab_size, np.float32)}}
+    settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig("sparse", query_table=True))
+    more = lambda there: write_sparse(there, settings, table, config.vocab_size)  # noqa: E731
     save_hf(directory / "model", config, params, *rest, write_more=more)
 
 
@@ -126,6 +135,13 @@ READERS = [
         make_modules_of_tokens,
         lambda path: load_hf(path / "model"),
         ("model/modules.json", "model/*sentence*.json", "model/[123]_*/*"),
+        200,
+    ),
+    Reader(
+        "sparse-encoder",
+        make_modules_of_words,
+        lambda path: load_hf(path / "model"),
+        ("model/modules.json", "model/router_config.json", "model/*sentence*.json", "model/*_S*/*"),
         200,
     ),
     Reader("hf-tensors", make_hf, lambda path: load_hf(path / "model"), ("model/*.safetensors",), 400),
