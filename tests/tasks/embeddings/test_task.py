@@ -16,6 +16,7 @@ from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.embedding import EMBEDDINGS
+from bert_jax.model.heads.labels import Spot
 from bert_jax.settings.finetuning import (
     EmbeddingConfig,
     FinetuneConfig,
@@ -130,6 +131,11 @@ OWN = {"pooling": "cls", "normalize": False, "query_prompt": "the ", "other_prom
         (
             *({"pooling": "cls"}, {"from_start": False}, 0, {"pooling": "mean", "from_start": False}),
             ['from the settings: pooling "" (not "cls"), max_seq_length 128 (not 20)'],
+        ),
+        (
+            OWN,
+            *({"kind": "sparse"}, 20, {"kind": "sparse", "pooling": "max"}),
+            [],
         ),
         ({"projection_size": 8}, {"projection_size": 4}, 20, {"pooling": "mean", "projection_size": 4},
          ["from it: max_seq_length 20", "from the settings: projection_size 4 (not 8)",
@@ -277,11 +283,40 @@ def test_settings_that_make_no_sense_are_named():
         ({"margin": 1e30}, r"embedding\.margin 1e\+30 is not from 1e-15 to"),
         ({"temperature": 1e-9}, r"embedding\.temperature 1e-09 is not from 1e-05 to"),
         ({"dimensions": "64,x"}, 'embedding.dimensions "64,x" is not numbers from 1'),
+        ({"kind": "sparse", "pooling": "mean"}, "embedding.pooling 'mean' is unknown; use some of max, sum"),
+        ({"kind": "sparse", "pooling": "max,sum"}, "embedding.kind sparse has one pooling"),
+        ({"kind": "sparse", "loss": "cosine"}, "and the loss infonce, triplet or cosent; choose one"),
+        ({"kind": "sparse", "projection_size": 8}, "projection_size, kept_dimensions and dimensions are of dense"),
+        ({"query_table": True}, "query_table, max_terms and log_times are of sparse vectors"),
+        ({"kind": "sparse", "log_times": 3}, "embedding.log_times 3 is not from 1 to 2"),
     ):
         with pytest.raises(InputError, match=problem):
             EmbeddingConfig(**settings).validate()
     with pytest.raises(InputError, match=r"task\.metric 'x' is not one of ndcg@10"):
         make_task(TaskConfig(name="embeddings", metric="x"))
+
+
+@pytest.mark.parametrize("examples", [[TextsExample(("a", "b"), 0.5)], [TextsExample(("a", "a"))]])
+def test_a_table_of_queries_needs_queries(examples):
+    with pytest.raises(InputError, match="query_table needs queries with their passages, and these texts are alike"):
+        task(kind="sparse", query_table=True).settle(examples)
+
+
+def test_sparse_vectors_are_ranked_by_their_dot_products(tokenizer, tmp_path):
+    """Of two pairs, the longer passage is found for both queries; a cosine would find each its own."""
+    made = task(kind="sparse", query_table=True)
+    examples = [TextsExample(("ban", "dar")), TextsExample(("bas", "das"))]
+    rows = made.make_rows(examples, tokenizer, training=False).rows
+    assert [row.is_query for row in rows] == [True, False, True, False] and made.head.knows_queries
+    vectors = np.array([[1, 0, 0], [0.5, 0, 0], [0, 1, 0], [2, 3, 1]], np.float32)
+    outputs = [made.head.outputs(vector[None], Spot(slice(0, 3), slice(0, 1))) for vector in vectors]
+    predictions = made.decode(examples, rows, outputs)
+    assert made.score(examples, predictions)["mrr@10"] == pytest.approx((1 / 2 + 1) / 2)
+    assert made.show(predictions[1]) == {"ids": [1], "weights": [1.0]}
+    made.write(tmp_path, "dev", examples, predictions)
+    assert (tmp_path / "dev.tsv").read_text().splitlines()[1].split("\t")[-1] == "0.5"
+    graded = [example._replace(score=score) for example, score in zip(examples, (1.0, 2.0))]
+    assert task(kind="sparse").score(graded, predictions)["spearman"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("own_is_relevant", [False, True])
