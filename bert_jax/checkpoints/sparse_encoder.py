@@ -134,8 +134,12 @@ def _routes(home: Folder) -> _Routes:
     routes = _Routes(modules, modules)
     if kinds in (["Router"], ["Asym"]):
         routes = _routes_of(modules[0].folder)
-    passages, queries = ([module.kind for module in route] for route in routes)
-    places = [[module.folder.path for module in route] for route in routes]
+    passages = [module.kind for module in routes.passages]
+    queries = [module.kind for module in routes.queries]
+    places = [
+        [module.folder.path for module in routes.passages],
+        [module.folder.path for module in routes.queries],
+    ]
     is_known = re.fullmatch("(MLM)?Transformer SpladePooling", " ".join(passages))
     is_same = queries == passages and places[0] == places[1]
     if not is_known or not (is_same or queries == ["SparseStaticEmbedding"]):
@@ -150,11 +154,18 @@ def _routes_of(folder: Folder) -> _Routes:
     """Returns the routes of a Router."""
     name = _ROUTES if _ROUTES in folder else _OLD_ROUTES
     where, about = folder / name, folder.object(name)
-    kind = {"types": dict[str, str], "structure": dict[str, list[str]]}
-    for part, of_part in kind.items():
+    kinds = {
+        "types": dict[str, str],
+        "structure": dict[str, list[str]],
+    }
+    for part, of_part in kinds.items():
         schema.check(about.get(part), of_part, f"{where}: {part}", "copy it again")
     options = about.get("parameters") or {}
-    allow(options, {"default_route": (None, _PASSAGES), "route_mappings": (None, {})}, where)
+    known = {
+        "default_route": (None, _PASSAGES),
+        "route_mappings": (None, {}),
+    }
+    allow(options, known, where)
     structure = about["structure"]
     if structure.keys() != {_QUERIES, _PASSAGES}:
         raise cannot(where, "structure", sorted(structure))
@@ -213,12 +224,21 @@ def write_sparse(directory: Path, settings: TaskConfig, params: Params, vocab_si
         table = _write_table(directory, np.asarray(params[QUERY_TABLE]["weight"]))
         routes = {
             "types": chain | {table: f"{_WRITTEN}SparseStaticEmbedding"},
-            "structure": {_QUERIES: [table], _PASSAGES: list(chain)},
-            "parameters": {"default_route": _PASSAGES, "allow_empty_key": True},
+            "structure": {
+                _QUERIES: [table],
+                _PASSAGES: list(chain),
+            },
+            "parameters": {
+                "default_route": _PASSAGES,
+                "allow_empty_key": True,
+            },
         }
         write_json(directory / _ROUTES, routes)
         modules = [("", "sentence_transformers.models.Router")]
-    about: JsonObject = {"model_type": "SparseEncoder", "similarity_fn_name": "dot"}
+    about: JsonObject = {
+        "model_type": "SparseEncoder",
+        "similarity_fn_name": "dot",
+    }
     if embedding.max_terms:
         about["max_active_dims"] = embedding.max_terms
     write_about(directory, settings, modules, about)

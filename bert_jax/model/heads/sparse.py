@@ -57,7 +57,11 @@ class SparseEmbeddings(Embeddings):
         return SparseEmbeddings(config.embedding)
 
     def logits(
-        self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
+        self,
+        model: Model,
+        encoded: Encoded,
+        batch: Batch,
+        deterministic: bool,
     ) -> jax.Array:
         """Returns float32 vectors [B, M, V]."""
         config = model.config
@@ -69,19 +73,31 @@ class SparseEmbeddings(Embeddings):
                 vectors = jnp.where(batch.queries[..., None], of_table, vectors)
         return constrain_rows(vectors)
 
-    def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    def losses(
+        self,
+        logits: jax.Array,
+        batch: Batch,
+        weights: jax.Array,
+    ) -> dict[str, Pair]:
         """Returns the loss of `Embeddings`, and of passages and queries FLOPS and how many words a text has.
 
         FLOPS is the sum over words of the square of their mean weight. Passages are positives and hard negatives.
         """
         metrics = super().losses(logits, batch, weights)
         metrics["base_loss"] = metrics["loss"]
-        vectors, there = vectors_of_examples(logits, batch), batch.labels.numbers >= 0
-        for kind, column in {"passage": slice(1, None), "query": slice(0, 1)}.items():
+        vectors = vectors_of_examples(logits, batch)
+        there = batch.labels.numbers >= 0
+        columns = {
+            "passage": slice(1, None),
+            "query": slice(0, 1),
+        }
+        for kind, column in columns.items():
             # places without a text have zeros
-            number = jnp.maximum(jnp.sum(there[:, column], dtype=jnp.float32), 1)
-            mean = jnp.sum(vectors[:, column], axis=(0, 1)) / number
-            active = jnp.sum(vectors[:, column] != 0, dtype=jnp.float32)
+            texts = vectors[:, column]
+            number = jnp.sum(there[:, column], dtype=jnp.float32)
+            number = jnp.maximum(number, 1)
+            mean = jnp.sum(texts, axis=(0, 1)) / number
+            active = jnp.sum(texts != 0, dtype=jnp.float32)
             metrics[f"{kind}_flops"] = jnp.sum(jnp.square(mean)), jnp.ones(())
             metrics[f"{kind}_terms"] = active, number
         return metrics
@@ -125,15 +141,31 @@ class WordWeights(nn.Module):
         config, table = self.config, encoded.word_table
         hidden = transformed(config, encoded.hidden)
         copies, size, width = table.shape
-        bias = self.param("output_bias", nn.initializers.zeros, (size,), jnp.float32)
-        ids, num_places = jnp.asarray(batch.sequence_ids, jnp.int32), batch.cls_positions.shape[1]
+        bias = self.param(
+            "output_bias",
+            nn.initializers.zeros,
+            (size,),
+            jnp.float32,
+        )
+        ids = jnp.asarray(batch.sequence_ids, jnp.int32)
+        num_places = batch.cls_positions.shape[1]
 
-        def of_words(hidden: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
-            logits = against_words(config, hidden.astype(config.compute_dtype), table)
+        def of_words(
+            hidden: jax.Array,
+            table: jax.Array,
+            bias: jax.Array,
+        ) -> jax.Array:
+            hidden = hidden.astype(config.compute_dtype)
+            logits = against_words(config, hidden, table)
             if self.settings.poolings() == ["sum"]:
                 inside = jax.nn.one_hot(ids - 1, num_places)
                 weights = self.scaled(logits + bias)
-                return jnp.einsum("BLM,BLV->BMV", inside, weights, precision="highest")
+                return jnp.einsum(
+                    "BLM,BLV->BMV",
+                    inside,
+                    weights,
+                    precision="highest",
+                )
             # The weight grows with the logit, so it is taken of the largest one alone.
             return self.scaled(_largest(num_places, logits, ids) + bias)
 
@@ -170,18 +202,27 @@ class QueryTable(nn.Module):
 
     @nn.compact
     def __call__(self) -> jax.Array:
-        return self.param("weight", nn.initializers.ones, (self.vocab_size,), jnp.float32)
+        return self.param(
+            "weight",
+            nn.initializers.ones,
+            (self.vocab_size,),
+            jnp.float32,
+        )
 
 
 def _largest_forward(
-    num_places: int, logits: jax.Array, ids: jax.Array
+    num_places: int,
+    logits: jax.Array,
+    ids: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     top = _largest(num_places, logits, ids)
     return top, (logits, ids, top)
 
 
 def _largest_backward(
-    num_places: int, saved: tuple[jax.Array, ...], gradient: jax.Array
+    num_places: int,
+    saved: tuple[jax.Array, ...],
+    gradient: jax.Array,
 ) -> tuple[jax.Array, np.ndarray]:
     """Tokens that share the largest logit share its gradient.
 
@@ -189,12 +230,14 @@ def _largest_backward(
     """
     logits, ids, top = saved
     own = jnp.maximum(ids, 1)[..., None] - 1  # the place of each token
-    is_top = (logits == jnp.take_along_axis(top, own, axis=1)) & (ids > 0)[..., None]
+    is_top = logits == jnp.take_along_axis(top, own, axis=1)
+    is_top &= (ids > 0)[..., None]
     inside = jax.nn.one_hot(ids - 1, num_places, dtype=gradient.dtype)  # padding has none
     counts = jnp.einsum("BLM,BLV->BMV", inside, is_top.astype(gradient.dtype))
     shares = gradient / jnp.maximum(counts, 1)
-    of_logits = jnp.where(is_top, jnp.take_along_axis(shares, own, axis=1), 0)
-    return of_logits, np.zeros(ids.shape, jax.dtypes.float0)
+    of_tokens = jnp.take_along_axis(shares, own, axis=1)
+    of_ids = np.zeros(ids.shape, jax.dtypes.float0)
+    return jnp.where(is_top, of_tokens, 0), of_ids
 
 
 @with_rule(_largest_forward, _largest_backward, static=1)
@@ -203,22 +246,27 @@ def _largest(num_places: int, logits: jax.Array, ids: jax.Array) -> jax.Array:
 
     # of one place, so that [B, M, L, V] is never held
     def of_place(place: jax.Array) -> jax.Array:
-        return jnp.max(jnp.where((ids == place)[..., None], logits, MASKED_SCORE), axis=1)
+        is_inside = (ids == place)[..., None]
+        return jnp.max(jnp.where(is_inside, logits, MASKED_SCORE), axis=1)
 
-    return jnp.moveaxis(jax.lax.map(of_place, jnp.arange(1, num_places + 1)), 0, 1)
+    largest = jax.lax.map(of_place, jnp.arange(1, num_places + 1))
+    return jnp.moveaxis(largest, 0, 1)
 
 
 def words_of_texts(batch: Batch, vocab_size: int) -> jax.Array:
     """Returns [B, M, V] float32: 1 for each word of a sequence, without [CLS] and [SEP] around it."""
-    ids, first = batch.sequence_ids, jnp.asarray(batch.cls_positions, jnp.int32)
+    ids = batch.sequence_ids
+    first = jnp.asarray(batch.cls_positions, jnp.int32)
     num_rows, num_places = first.shape
     rows = jnp.arange(num_rows)[:, None]
     places = jnp.asarray(ids, jnp.int32)
     # place 0, which is dropped, takes padding and the special tokens
     for special in (first, last_positions(ids, first)):
         places = places.at[rows, special].set(0)
-    counts = jnp.zeros((num_rows, num_places + 1, vocab_size), jnp.float32)
-    return counts.at[rows, places, jnp.asarray(batch.token_ids, jnp.int32)].max(1.0)[:, 1:]
+    words = jnp.asarray(batch.token_ids, jnp.int32)
+    found = jnp.zeros((num_rows, num_places + 1, vocab_size), jnp.float32)
+    found = found.at[rows, places, words].max(1.0)
+    return found[:, 1:]
 
 
 def terms_of(vector: np.ndarray, most: int = 0) -> Terms:
@@ -226,6 +274,9 @@ def terms_of(vector: np.ndarray, most: int = 0) -> Terms:
     ids = np.flatnonzero(vector)
     weights = np.asarray(vector[ids], np.float32)
     # A table may have weights below 0, which count by their size too.
-    order = np.argsort(-np.abs(weights), kind="stable")[: most or None]
-    order = order[np.argsort(-weights[order], kind="stable")]
-    return Terms(ids[order].astype(np.int32), weights[order])
+    largest = np.argsort(-np.abs(weights), kind="stable")[: most or None]
+    order = largest[np.argsort(-weights[largest], kind="stable")]
+    return Terms(
+        ids=ids[order].astype(np.int32),
+        weights=weights[order],
+    )

@@ -17,17 +17,16 @@ class Postings:
 
     def __init__(self, passages: Sequence[Terms]) -> None:
         self.num_passages = len(passages)
-        # there may be no passage, or none with a word
-        all_ids, all_weights = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
-        counts = []
+        ids, weights, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], []
         for passage in passages:
-            all_ids.append(passage.ids)
-            all_weights.append(passage.weights)
+            ids.append(passage.ids)
+            weights.append(passage.weights)
             counts.append(len(passage.ids))
-        words = np.concatenate(all_ids)
+        words = np.concatenate(ids)
         order = np.argsort(words, kind="stable")
-        self._numbers = np.repeat(np.arange(len(passages)), counts)[order]
-        self._weights = np.concatenate(all_weights)[order]
+        numbers = np.repeat(np.arange(len(passages)), counts)
+        self._numbers = numbers[order]
+        self._weights = np.concatenate(weights)[order]
         # of word i the postings from starts[i] to starts[i + 1]
         most = int(words.max(initial=-1)) + 1
         self._starts = np.searchsorted(words[order], np.arange(most + 1))
@@ -35,11 +34,23 @@ class Postings:
     def scores(self, query: Terms) -> np.ndarray:
         """Returns the dot products of a query with all passages, [number of passages] float32, summed in float64."""
         known = query.ids < len(self._starts) - 1
-        ids, weights = query.ids[known], query.weights[known]
-        starts, ends = self._starts[ids], self._starts[ids + 1]
-        places = np.concatenate([np.zeros(0, int), *map(np.arange, starts, ends)])
-        products = self._weights[places] * np.repeat(weights, ends - starts).astype(np.float64)
-        scores = np.bincount(self._numbers[places], products, self.num_passages)
+        ids = query.ids[known]
+        starts = self._starts[ids]
+        ends = self._starts[ids + 1]
+        # the postings of all words of the query, one word after the other
+        places = np.concatenate(
+            [
+                np.zeros(0, int),
+                *map(np.arange, starts, ends),
+            ]
+        )
+        weights = np.repeat(query.weights[known], ends - starts)
+        products = self._weights[places] * weights.astype(np.float64)
+        scores = np.bincount(
+            self._numbers[places],
+            weights=products,
+            minlength=self.num_passages,
+        )
         return scores.astype(np.float32)
 
 
@@ -62,6 +73,7 @@ def nearest_terms(queries: Sequence[Terms], passages: Sequence[Terms], k: int) -
     for line, query in enumerate(queries):
         scores = postings.scores(query)
         best = best_of(scores, k)
-        best_scores[line, : len(best)] = scores[best]
-        numbers[line, : len(best)] = best
+        count = len(best)
+        best_scores[line, :count] = scores[best]
+        numbers[line, :count] = best
     return Nearest(best_scores, numbers)
