@@ -162,6 +162,27 @@ def test_flops_rise_by_the_square_over_a_third_of_the_steps():
     assert at_once == pytest.approx({"passage_flops": 3e-5, "query_flops": 5e-5})
 
 
+def test_dot_products_of_candidates_are_as_a_teacher_says():
+    """Several teachers say the mean of theirs."""
+    rng = np.random.default_rng(1)
+    student, *teachers = np.maximum(rng.normal(size=(3, 4, 1, 6)), 0).astype(np.float32)
+    texts = Texts(np.arange(4, dtype=np.int32).reshape(2, 2), np.arange(4).reshape(2, 2), np.zeros(2, np.float32))
+    rows = pad_rows(np.ones((4, 3), np.int32), 3)._replace(labels=texts)
+    own = head(dot_temperature=2.0)
+    apart = jax.jit(lambda *outputs: own.divergence(outputs[0], own.mean_of(outputs[1:]), rows, 1.0))(
+        student, *teachers
+    )
+
+    def log_shares(vectors):
+        scores = vectors[::2, 0] @ vectors[1::2, 0].T / 2
+        return scores, scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+    wanted = sum(log_shares(teacher.astype(np.float64))[0] for teacher in teachers) / 2
+    wanted -= np.log(np.exp(wanted).sum(1, keepdims=True))
+    said = log_shares(student.astype(np.float64))[1]
+    np.testing.assert_allclose(apart, (np.exp(wanted) * (wanted - said)).sum(1), rtol=1e-4)
+
+
 # Queries from a table
 
 
