@@ -148,3 +148,43 @@ def test_the_loss_is_its_own(st):
         expected["document_regularizer_loss"], rel=1e-5
     )
     assert found["query_flops"] * worth["query_flops"] == pytest.approx(expected["query_regularizer_loss"], rel=1e-5)
+
+
+def test_the_gradient_of_the_loss_is_its_own(st, hub, tmp_path):
+    """Of all parameters, through the masked language model: its gradients are read as a model's tensors."""
+    import torch
+    from sentence_transformers.sparse_encoder import losses
+
+    pairs = [("a small house", "the old man"), ("two words", "words of a language"), ("sea", "the man and the sea")]
+    theirs = st.SparseEncoder(str(hub[0]), device="cpu")
+    theirs.eval()  # without dropout
+    base = losses.SparseMultipleNegativesRankingLoss(theirs)
+    of_theirs = losses.SpladeLoss(theirs, base, document_regularizer_weight=0.03, query_regularizer_weight=0.02)
+    # its pooling changes logits in place outside of training, which has no gradient
+    theirs[1].train()
+    found = of_theirs([theirs.preprocess(list(column)) for column in zip(*pairs)], torch.zeros(3))
+    total = sum(found.values())
+    total.backward()
+    model = theirs[0].model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    model.save_pretrained(tmp_path / "gradient")
+    hub[1].save_pretrained(tmp_path / "gradient")
+    expected = bert_jax.load_pretrained(tmp_path / "gradient").params
+
+    bert = bert_jax.load_pretrained(hub[0])
+    head = SparseEmbeddings(EmbeddingConfig(kind="sparse", passage_flops=0.03, query_flops=0.02))
+    batch = bert_jax.make_batch(bert, [list(pair) for pair in pairs], labels=[0.0] * 3, head=head)
+
+    def loss(params):
+        outputs = bert_jax.forward(bert.config, params, batch, head)
+        metrics = head.losses(outputs, batch, head.weights(batch))
+        worth = head.further_losses(np.float32(9), 10)
+        return metrics["loss"][0] / 3 + sum(metrics[name][0] * each for name, each in worth.items())
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(bert.params)
+    assert float(value) == pytest.approx(total.item(), rel=1e-5)
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    for ours, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-5 * largest)
