@@ -84,7 +84,9 @@ def terms_of_texts(
     rows, cut = rows_of(bert, prompted, length, long_texts)
     tell_cut(sum(cut), length)
     found = [Terms(np.zeros(0, np.int32), np.zeros(0, np.float32))] * len(rows)
-    for row, spot, vectors in outputs_of(bert, rows, partial(embedded, bert.config, settings)):
+    compute = partial(embedded, bert.config, settings)
+    # A text in each row: what packing saves in the encoder, finding the sequences among the logits takes again.
+    for row, spot, vectors in outputs_of(bert, rows, compute, "off"):
         found[row.example] = terms_of(vectors[spot.places.start], most)
     return found
 

@@ -30,6 +30,7 @@ from bert_jax.settings.model import ModelConfig
 
 _USUAL = EmbeddingConfig(kind="sparse")
 _MOST_LOGITS = 1 << 24  # that a device holds at once, of all tokens and some words
+_Run = tuple[jax.Array, jax.Array]  # whether a sequence begins, the largest logits since
 QUERY_TABLE = "query_table"  # the part of a table's weights, {"weight": [V]}
 
 
@@ -226,7 +227,7 @@ def _largest_backward(
 ) -> tuple[jax.Array, np.ndarray]:
     """Tokens that share the largest logit share its gradient.
 
-    JAX's own rule passes over the logits three times for each place; this one does so three times in all.
+    JAX's own rule keeps the steps of the running maximum; this one keeps the logits and the result.
     """
     logits, ids, top = saved
     own = jnp.maximum(ids, 1)[..., None] - 1  # the place of each token
@@ -243,14 +244,21 @@ def _largest_backward(
 @with_rule(_largest_forward, _largest_backward, static=1)
 def _largest(num_places: int, logits: jax.Array, ids: jax.Array) -> jax.Array:
     """Returns the largest logits [B, M, V] of each sequence, of logits [B, L, V] and sequence ids [B, L] int32."""
+    inside = ids[:, None] == jnp.arange(1, num_places + 1)[:, None]  # [B, M, L]
+    if num_places == 1:
+        return jnp.max(jnp.where(inside[:, 0, :, None], logits, MASKED_SCORE), axis=1)[:, None]
+    # A maximum that runs over the tokens of a row and begins anew with each sequence: the passes over the logits do
+    # not grow with the number of sequences.
+    begins = jnp.diff(ids, axis=1, prepend=0)[..., None] != 0
 
-    # of one place, so that [B, M, L, V] is never held
-    def of_place(place: jax.Array) -> jax.Array:
-        is_inside = (ids == place)[..., None]
-        return jnp.max(jnp.where(is_inside, logits, MASKED_SCORE), axis=1)
+    def later(before: _Run, after: _Run) -> _Run:
+        (began, largest), (begin, logits) = before, after
+        return began | begin, jnp.where(begin, logits, jnp.maximum(largest, logits))
 
-    largest = jax.lax.map(of_place, jnp.arange(1, num_places + 1))
-    return jnp.moveaxis(largest, 0, 1)
+    _, running = jax.lax.associative_scan(later, (begins, logits), axis=1)
+    last = jnp.max(jnp.where(inside, jnp.arange(ids.shape[1]), 0), axis=2)
+    largest = jnp.take_along_axis(running, last[..., None], axis=1)
+    return jnp.where(jnp.any(inside, axis=2)[..., None], largest, MASKED_SCORE)
 
 
 def words_of_texts(batch: Batch, vocab_size: int) -> jax.Array:
@@ -273,9 +281,10 @@ def terms_of(vector: np.ndarray, most: int = 0) -> Terms:
     """Returns the words of a vector [V], at most so many if `most` is not 0; of equal weights the first."""
     ids = np.flatnonzero(vector)
     weights = np.asarray(vector[ids], np.float32)
-    # A table may have weights below 0, which count by their size too.
-    largest = np.argsort(-np.abs(weights), kind="stable")[: most or None]
-    order = largest[np.argsort(-weights[largest], kind="stable")]
+    order = np.arange(len(ids))
+    if most:  # by their size, since a table may have weights below 0
+        order = np.argsort(-np.abs(weights), kind="stable")[:most]
+    order = order[np.argsort(-weights[order], kind="stable")]
     return Terms(
         ids=ids[order].astype(np.int32),
         weights=weights[order],
