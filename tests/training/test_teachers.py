@@ -309,6 +309,27 @@ def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, learner, tmp_p
 
 
 @pytest.mark.slow
+def test_scores_of_tokens_are_learnt_from_a_teacher_of_another_size_on_any_mesh(pairs, start, tmp_path):
+    settings = EmbeddingConfig(kind="multi_vector", projection_size=8, projection_activation="none", query_length=9)
+    own, kernels = dataclasses.replace(settings, projection_size=4), np.random.default_rng(0).normal(size=(32, 12))
+    teacher, student = load_pretrained(start), load_pretrained(start).params["encoder"]
+    projected = {"encoder": student, "projection": {"kernel": np.float32(kernels[:, :8])}}
+    task = to_dict(TaskConfig(name="embeddings", max_seq_length=16, embedding=settings))
+    save_pretrained(
+        dataclasses.replace(teacher, params=projected, task="token_embeddings", task_settings=task), tmp_path / "own"
+    )
+    config = vectors_run(pairs, start, mesh=ONE_DEVICE)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, embedding=settings))
+    narrow = {"encoder": student, "projection": {"kernel": np.float32(kernels[:, 8:])}}
+    (same,) = taught_losses(config, [tmp_path / "own"], projected)
+    assert same == pytest.approx(0, abs=1e-6)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, embedding=own))
+    (one,) = taught_losses(config, [tmp_path / "own"], narrow)
+    divided = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    assert taught_losses(divided, [tmp_path / "own"], narrow) == [pytest.approx(one, rel=1e-4)] and one > 1e-3
+
+
+@pytest.mark.slow
 def test_a_guide_is_asked_on_any_mesh(pairs, learner, tmp_path):
     """Gist, in microbatches on eight devices too, learns what it learns on one, and not what InfoNCE learns."""
     guide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
