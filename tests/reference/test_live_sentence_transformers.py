@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import tiny_model
+from described import write_described
 from hf_models import make_tokenizer, random_params
 
 import bert_jax
@@ -390,6 +391,39 @@ def test_we_load_its_vectors_of_tokens(st, small, tmp_path, expansion, lengths, 
         for ours, expected in pairs:
             for one, other in zip(ours, expected, strict=True):
                 np.testing.assert_allclose(one, np.asarray(other), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+def test_relatives_have_its_vectors_of_tokens(st, tmp_path, family):
+    """With positions that begin at 2, and with windows: tokens that fill up a query see its text."""
+    import torch
+    import transformers
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    torch.manual_seed(0)
+    directory = str(write_described(tmp_path / "bare", family))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    shape = {"vocab_size": len(tokenizer), "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3}
+    shape |= {"intermediate_size": 37, "max_position_embeddings": 90, "pad_token_id": tokenizer.pad_token_id}
+    for name, token in {"bos": "cls", "eos": "sep", "cls": "cls", "sep": "sep"}.items():
+        shape[f"{name}_token_id"] = getattr(tokenizer, f"{token}_token_id")
+    shape |= {"local_attention": 40} if family == "modernbert" else {"type_vocab_size": 1}
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **shape))
+    model.save_pretrained(directory)
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    theirs = st.MultiVectorEncoder(
+        modules=[
+            Transformer(directory, max_seq_length=20, query_expansion={"strategy": "fixed", "length": 20}),
+            Dense(24, 8, bias=False, activation_function=torch.nn.Identity(), **names),
+            MultiVectorMask(),
+            Normalize(**names),
+        ],
+        device="cpu",
+    )
+    theirs.save(str(tmp_path / "st"))
+    texts = ["The tower isn't 1.5", "naïve é", "The wanter lows 2.1 " * 9]
+    assert_same_tokens(bert_jax.load_pretrained(tmp_path / "st"), theirs, texts)
 
 
 @pytest.mark.parametrize("added", ["text", "special", "vocabulary"])

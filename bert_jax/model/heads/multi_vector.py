@@ -35,6 +35,7 @@ from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
 from bert_jax.model.product import widened
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.model import ModelConfig
 
 _PLAIN = EmbeddingConfig(kind="multi_vector")
 # of a model that is to be trained
@@ -64,11 +65,22 @@ class MultiVectors(Embeddings):
     ) -> jax.Array:
         """Returns float32 vectors [B, L, K]."""
         vectors, settings = widened(encoded.hidden), self.settings
+        self._check_window(model.config)
         if settings.projection_size:
             size = settings.projection_size
             dense = Dense(model.config, size, "float32", has_bias=False, name="projection")
             vectors = ACTIVATIONS[settings.projection_activation](dense(encoded.hidden))
         return normalized(vectors) if settings.normalize else vectors
+
+    def _check_window(self, config: ModelConfig) -> None:
+        """Raises: InputError if what fills up a query may see no token of it in a layer with windows."""
+        settings, most = self.settings, config.window + 2  # the shortest query is [CLS] [SEP]
+        filled = settings.filled_length()
+        if config.num_local and not settings.expansion_is_seen and filled > most:
+            raise InputError(
+                f"queries are filled up to {filled} tokens, and in layers that see {config.window} tokens to each side the "
+                f"last may see none; set embedding.query_expansion to {most} at most, or expansion_is_seen"
+            )
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
         """Returns the cross entropy of an anchor's positive among the positives and hard negatives of the batch."""

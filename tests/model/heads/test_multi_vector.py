@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of tokens, their scores and losses against plain numpy; how a batch is laid out changes nothing."""
 
+import dataclasses
 import functools
 
 import jax
@@ -170,6 +171,23 @@ def test_tokens_that_fill_up_a_query_change_no_other_vector_unless_they_are_seen
     masks = np.asarray(found[0])[ids == MASK]
     assert np.abs(masks - masks[0]).max() > 0.1  # each has its place, and sees its text
     np.testing.assert_allclose(np.linalg.norm(masks, axis=-1), 1, atol=1e-6)
+
+
+def test_tokens_that_fill_up_a_query_see_its_text_in_every_layer():
+    near = dataclasses.replace(MODEL, num_layers=2, window=3, global_every=2)
+    batch = batches("off")[1]
+    for settings, fits in (
+        (SETTINGS, False),
+        (dataclasses.replace(SETTINGS, query_expansion=5), True),
+        (dataclasses.replace(SETTINGS, expansion_is_seen=True), True),
+    ):
+        head = MULTI_VECTORS.as_set(TaskConfig(max_seq_length=12, embedding=settings))
+        compute = functools.partial(jax.eval_shape, lambda: forward(near, params_of(head), batch, head))  # noqa: B023
+        if fits:
+            assert compute().shape[-1] == 8
+            continue
+        with pytest.raises(InputError, match=r"filled up to 6 tokens, and in layers that see 3 .* to 5 at most"):
+            compute()
 
 
 @pytest.mark.slow
