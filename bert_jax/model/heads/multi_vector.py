@@ -78,8 +78,8 @@ class MultiVectors(Embeddings):
         filled = settings.filled_length()
         if config.num_local and not settings.expansion_is_seen and filled > most:
             raise InputError(
-                f"queries are filled up to {filled} tokens, and in layers that see {config.window} tokens to each side the "
-                f"last may see none; set embedding.query_expansion to {most} at most, or expansion_is_seen"
+                f"queries are filled up to {filled} tokens, and in layers that see {config.window} tokens to each side "
+                f"the last may see none; set embedding.query_expansion to {most} at most, or expansion_is_seen"
             )
 
     def losses(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
