@@ -28,6 +28,7 @@ from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, Ta
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.storage.files import sha256_file
+from bert_jax.storage.places import to_place
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import prepare as module
 from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
@@ -208,6 +209,16 @@ def test_any_number_of_workers_gives_the_same_bytes(model, tmp_path, monkeypatch
     for workers in (1, 3):
         prepared(inputs, model, tmp_path / str(workers), num_workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+def test_pairs_in_a_bucket(model, tmp_path, bucket):
+    """Tables are read from there, and pairs are written there, the manifest last, and read again."""
+    source = write_jsonl(tmp_path / "a.jsonl", pairs(12))
+    to_place(f"{bucket}/a.jsonl").write_bytes(source.read_bytes())
+    manifest = prepared(f"{bucket}/a.jsonl", model, f"{bucket}/pairs")
+    assert prepared(f"{bucket}/a.jsonl", model, f"{bucket}/pairs")["identity"] == manifest["identity"]
+    _, (one, other) = both(source, f"{bucket}/pairs", model)
+    assert_same_rows(one, other)
 
 
 def refused(inputs, **options):
