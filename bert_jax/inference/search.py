@@ -25,8 +25,7 @@ class Hit(NamedTuple):
     """A passage near a query."""
 
     passage: Passage
-    # or of vectors of tokens the score, which is the sum of a query's tokens, and of sparse vectors the product
-    cosine: float
+    score: float  # the cosine; `maxsim` of vectors of tokens, the dot product of sparse ones
 
 
 def search(
@@ -73,7 +72,7 @@ def _keep_best(best: list[list[Hit]], near: Nearest, passages: Sequence[Passage]
     """Puts what was found among some passages into the best so far."""
     for hits, scores, numbers in zip(best, near.scores, near.numbers):
         hits += [Hit(passages[number], float(score)) for score, number in zip(scores, numbers)]
-        hits.sort(key=lambda hit: -hit.cosine)  # stable: of equals those before stay first
+        hits.sort(key=lambda hit: -hit.score)  # stable: of equals those before stay first
         del hits[k:]
 
 
@@ -95,5 +94,5 @@ def rerank_by_maxsim(
     for query, hits in zip(asked, found):
         (scores,) = maxsim([query], [vectors[hit.passage.text] for hit in hits])
         scored = [Hit(hit.passage, float(score)) for hit, score in zip(hits, scores)]
-        best.append(sorted(scored, key=lambda hit: -hit.cosine)[:k])
+        best.append(sorted(scored, key=lambda hit: -hit.score)[:k])
     return best

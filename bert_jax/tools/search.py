@@ -60,7 +60,6 @@ def main() -> None:
     show = _json_of if is_json(OUTPUT.value) else _text_of
     # before JAX starts its threads
     reuse_freed_memory()
-    from bert_jax.inference.late_interaction import is_of_tokens
     from bert_jax.inference.search import Passage, rerank_by_maxsim, search
 
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
@@ -72,7 +71,9 @@ def main() -> None:
     found = search(bert, asked, corpus, most, long_texts=LONG_TEXTS.value)
     if judge is not None:
         found = rerank_by_maxsim(judge, asked, found, K.value, LONG_TEXTS.value)
-    results, name = iter(found), "score" if judge or is_of_tokens(bert) else "cosine"
+    settings = bert.embedding
+    is_cosine = judge is None and (settings is None or settings.embedding.kind == "dense")
+    results, name = iter(found), "cosine" if is_cosine else "score"
     with open_writer(OUTPUT.value) as write:
         for query in queries:
             write(show(query, next(results) if query.text else [], name))
@@ -80,15 +81,13 @@ def main() -> None:
 
 def _json_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
     results = [
-        {"id": hit.passage.id, name: round(hit.cosine, 6), "text": hit.passage.text} for hit in hits
+        {"id": hit.passage.id, name: round(hit.score, 6), "text": hit.passage.text} for hit in hits
     ]
     return json.dumps({"id": query.id, "query": query.text, "found": results}, ensure_ascii=False)
 
 
 def _text_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
-    lines = [
-        f"{hit.cosine:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits
-    ]
+    lines = [f"{hit.score:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits]
     return "\n    ".join([query.text, *lines])
 
 

@@ -88,7 +88,7 @@ def test_a_search_finds_the_best_scores_and_a_first_search_is_ordered_anew(model
     order = np.argsort(-scores, axis=1)
     found = search(bert, queries, corpus, 4)
     assert [[hit.passage.id for hit in hits] for hits in found] == order[:, :4].tolist()
-    np.testing.assert_allclose([hit.cosine for hit in found[0]], scores[0][order[0, :4]], rtol=1e-5)
+    np.testing.assert_allclose([hit.score for hit in found[0]], scores[0][order[0, :4]], rtol=1e-5)
     first = [[Hit(corpus[number], 0.0) for number in (3, 1, 8)], []]
     again = rerank_by_maxsim(bert, queries, first, 2)
     assert [hit.passage.id for hit in again[0]] == [n for n in order[0] if n in (1, 3, 8)][:2] and again[1] == []

@@ -33,7 +33,7 @@ def test_chunks_change_nothing(model, monkeypatch):
         found = search(bert, queries, (Passage(str(n), text) for n, text in enumerate(TEXTS)), 7)
         assert [[int(hit.passage.id) for hit in hits] for hits in found] == expected.tolist()
         for hits, row, numbers in zip(found, cosines, expected):
-            np.testing.assert_allclose([hit.cosine for hit in hits], row[numbers], atol=1e-5)
+            np.testing.assert_allclose([hit.score for hit in hits], row[numbers], atol=1e-5)
             assert [hit.passage.text for hit in hits] == [TEXTS[number] for number in numbers]
     assert len(search(bert, ["ban"], [Passage("a", "ban")], 5)[0]) == 1
     assert search(bert, ["ban"], []) == [[]]

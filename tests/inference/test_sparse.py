@@ -72,7 +72,7 @@ def test_search_finds_the_largest_dot_products(bert, monkeypatch, settings):
         found = search(model, queries, (Passage(n, text) for n, text in enumerate(TEXTS)), 5)
         assert [[hit.passage.id for hit in hits] for hits in found] == expected.tolist()
         for hits, row, numbers in zip(found, products, expected):
-            np.testing.assert_allclose([hit.cosine for hit in hits], row[numbers], rtol=1e-5)
+            np.testing.assert_allclose([hit.score for hit in hits], row[numbers], rtol=1e-5)
 
 
 def test_what_makes_no_sparse_vectors_is_told(bert):
