@@ -29,7 +29,7 @@ from bert_jax.model.heads.embedding import (
     search_batch,
     vectors_of_examples,
 )
-from bert_jax.model.heads.labels import Spot
+from bert_jax.model.heads.labels import Spot, places_of_texts
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
@@ -119,15 +119,15 @@ class MultiVectors(Embeddings):
         shape = (*texts.numbers.shape, size)
         # Places that are in no row, each once.
         places = len(bins) * length + (1 << 30) + np.arange(np.prod(shape), dtype=np.int32)
-        places, slots = places.reshape(shape), _slots(texts.places)
+        places = places.reshape(shape)
+        slots = iter(places_of_texts(bins, num_places, num_examples)[1])
         for line, rows in enumerate(bins):
             start = line * length
-            for place, row in enumerate(rows):
-                count = len(row.token_ids)
-                marks = np.zeros(count, np.uint8) if row.marks is None else row.marks
+            for row, (slot, _) in zip(rows, slots):
+                marks = np.zeros_like(row.type_ids) if row.marks is None else row.marks
                 scored = start + np.flatnonzero(marks & UNSCORED == 0)
-                places[slots[line * num_places + place]][: len(scored)] = scored
-                start += count
+                places[slot, row.label[1], : len(scored)] = scored
+                start += len(marks)
         return texts._replace(places=places)
 
     def outputs(self, outputs: np.ndarray, spot: Spot) -> np.ndarray:
@@ -138,11 +138,6 @@ class MultiVectors(Embeddings):
 
 
 MULTI_VECTORS = MultiVectors()
-
-
-def _slots(places: np.ndarray) -> dict[int, tuple[int, int]]:
-    """Returns the example and the kind of the text in each place of a batch."""
-    return {int(place): (slot, kind) for (slot, kind), place in np.ndenumerate(places)}
 
 
 def maxsim(queries: jax.Array, passages: jax.Array) -> jax.Array:
