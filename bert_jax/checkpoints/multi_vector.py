@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -84,6 +84,13 @@ _MASK = {
 _LENGTHS = ("query_length", "document_length")
 _TRANSFORMER = TRANSFORMER | dict.fromkeys((*_LENGTHS, "query_expansion"), ())
 _Length = Annotated[int, schema.Meta(ge=5)]
+
+
+class _Expansion(TypedDict):
+    strategy: Literal["fixed", "min"]
+    length: _Length
+    attend: NotRequired[bool | None]
+    token: NotRequired[str | None]
 
 
 def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) -> Pipeline | None:
@@ -180,22 +187,11 @@ def _lengths_of_queries(
     expansion, most = about.get("query_expansion"), about.get("query_length") or length
     if not expansion:
         return {"query_length": most, "query_expansion": 0}
-    kind = dict[str, str | bool | int | None]
-    schema.check(expansion, kind, f"{where}: query_expansion", "correct it")
-    mask = tokenizer.vocab[tokenizer.mask_id]
-    known: dict[str, tuple] = {
-        "strategy": ("fixed", "min"),
-        "attend": (None, True, False),
-        "token": (None, mask),
-        "length": (),
-    }
-    for name in expansion.keys() - known.keys():
+    schema.check(expansion, _Expansion, f"{where}: query_expansion", "correct it")
+    for name in expansion.keys() - _Expansion.__annotations__.keys():
         raise cannot(where, f"query_expansion.{name}", expansion[name])
-    for name, allowed in known.items():
-        if allowed and expansion.get(name) not in allowed:
-            raise cannot(where, f"query_expansion.{name}", expansion.get(name))
-    filled = expansion.get("length")
-    schema.check(filled, _Length, f"{where}: query_expansion.length", "correct it")
+    allow(expansion, {"token": (None, tokenizer.vocab[tokenizer.mask_id])}, where)
+    filled = expansion["length"]
     return {
         "query_length": filled if expansion["strategy"] == "fixed" else max(most, filled),
         "query_expansion": filled,

@@ -138,8 +138,8 @@ def test_pylate_s_options_are_read(directory):
     ("name", "values", "problem"),
     [
         (ABOUT, {"similarity_fn_name": "meanmaxsim"}, 'similarity_fn_name "meanmaxsim" cannot be computed here'),
-        (LENGTH, {"query_expansion": {"strategy": "all", "length": 8}}, 'query_expansion.strategy "all" cannot be'),
-        (LENGTH, {"query_expansion": {"strategy": "min"}}, "query_expansion.length: Expected `int`"),
+        (LENGTH, {"query_expansion": {"strategy": "all", "length": 8}}, "query_expansion: Invalid enum value 'all'"),
+        (LENGTH, {"query_expansion": {"strategy": "min"}}, "query_expansion: Object missing required field `length`"),
         (LENGTH, {"query_expansion": {"strategy": "min", "length": 8, "token": "a"}}, 'token "a" cannot be computed'),
         (LENGTH, {"query_expansion": {"strategy": "min", "length": 8, "new": 1}}, "query_expansion.new 1 cannot be"),
         (LENGTH, {"query_expansion": [8]}, "query_expansion: Expected `object`, got `array`"),
