@@ -13,6 +13,7 @@ from bert_jax.batch import Batch
 from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.families import FAMILIES, class_of
 from bert_jax.checkpoints.hf import save_hf
+from bert_jax.model.heads.embedding import Embeddings
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
 
@@ -46,9 +47,8 @@ CASES = {  # a name -> family, what is not the same in its configuration
     "modernbert-biases": ("modernbert", MODERN | {"norm_bias": True, "attention_bias": True, "mlp_bias": True,
                                                   "classifier_bias": True}),
 }  # fmt: skip
-TASKS = [
-    head for head in HEADS if head not in ("sentence_embedding", "token_embeddings")
-]  # which is written as a bare encoder
+# models of vectors are written as bare encoders or masked language models
+TASKS = [name for name, head in HEADS.items() if not isinstance(head, Embeddings)]
 PAIRS = [(name, head) for name, (family, _) in CASES.items() for head in TASKS if class_of(HEADS[head], family)]
 
 
