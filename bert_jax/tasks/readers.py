@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bert_jax.data.sources import tfds_text
-from bert_jax.data.sources.formats import check_encoding, check_line_ends, read_line
+from bert_jax.data.sources.formats import check_encoding, check_line_ends, decoded_lines
 from bert_jax.errors import InputError, not_utf8, reading
 from bert_jax.storage import files, urls
 from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
@@ -326,18 +326,9 @@ def _open_lines(place: str) -> Iterator[tuple[str, str]]:
     if not os.path.isfile(path):  # a pipe would be waited for
         raise InputError(f"{place} is not a file; check the path")
     with reading(place), files.open_binary(path) as stream:
-        for number, line in enumerate(iter(lambda: read_line(stream, lambda: place), b""), 1):
-            if number == 1:
-                check_encoding(line, place)
-                if not line.endswith(b"\n"):
-                    check_line_ends(line, place)
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise not_utf8(error, f"{place}:{number}") from None
-            text = text.removesuffix("\n").removesuffix("\r")
+        for where, text in decoded_lines(stream, place, f"{place}:"):
             if text.strip():
-                yield f"{place}:{number}", text
+                yield where, text.removesuffix("\n").removesuffix("\r")
 
 
 def read_json_lines(place: str) -> list[Record]:

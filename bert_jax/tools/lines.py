@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
-from bert_jax.data.sources.formats import check_encoding, check_line_ends, is_json_lines, read_line
-from bert_jax.errors import InputError, not_utf8, reading
+from bert_jax.data.sources.formats import decoded_lines, is_json_lines
+from bert_jax.errors import InputError, reading
 from bert_jax.storage.files import open_binary
 from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
@@ -54,17 +54,8 @@ def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
     """Yields the position and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
     name = "line " if path == "-" else f"{path}:"
     path = "standard input" if path == "-" else path
-    with reading(path):
-        for number, line in enumerate(iter(lambda: read_line(stream, lambda: path), b""), 1):
-            if number == 1:
-                check_encoding(line, path)
-                if not line.endswith(b"\n"):
-                    check_line_ends(line, path)
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise not_utf8(error, f"{name}{number}") from None
-            yield f"{name}{number}", text.strip()
+    for where, text in decoded_lines(stream, path, name):
+        yield where, text.strip()
 
 
 def read_passages(path: str) -> Iterator[tuple[Any, str]]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from bert_jax.errors import InputError, not_utf8, shown
+from bert_jax.errors import InputError, not_utf8, reading, shown
 from bert_jax.storage import files
 
 TEXT, JSON_LINES, WIKI_EXTRACTOR = "text", "JSON lines", "WikiExtractor"
@@ -172,6 +172,24 @@ def read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
             f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; part it, or leave the file out"
         )
     return line
+
+
+def decoded_lines(stream: IO[bytes], path: str, before: str) -> Iterator[tuple[str, str]]:
+    """Yields where each line of a stream stands, `before` and its number from 1, and its text with its line end.
+
+    Raises: InputError if it cannot be read, or a line is not UTF-8 or too long to be one; `path` names it.
+    """
+    with reading(path):
+        for number, line in enumerate(iter(lambda: read_line(stream, lambda: path), b""), 1):
+            if number == 1:
+                check_encoding(line, path)
+                if not line.endswith(b"\n"):
+                    check_line_ends(line, path)
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise not_utf8(error, f"{before}{number}") from None
+            yield f"{before}{number}", text
 
 
 def read_file(piece: Piece) -> Iterator[list[str]]:
