@@ -28,7 +28,7 @@ from absl import flags
 
 import bert_jax
 from benchmarks import tables, timing
-from benchmarks.peer_workers import WORKER, Peers
+from benchmarks.peer_workers import WORKER, Peers, ask
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.settings.finetuning import FinetuneConfig, TaskConfig
 from bert_jax.settings.rules import from_dict
@@ -151,13 +151,6 @@ def theirs(work: Work, folder: str) -> tuple[dict[str, float], np.ndarray]:
         speed = ask(peer, "train")
         ask(peer, "eager:float32")
         return speed, np.load(work["vectors"])
-
-
-def ask(peer: Peers, mode: str) -> dict[str, float]:
-    """Returns the peer's answer. Raises: InputError if it is an error."""
-    if "error" in (reply := peer.ask({"run": mode})):
-        raise bert_jax.InputError(f"sentence-transformers has failed: {reply['error']}")
-    return reply
 
 
 def write(side: str, seed: int, name: str, metrics: dict[str, float]) -> None:

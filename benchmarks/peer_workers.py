@@ -203,3 +203,10 @@ class Peers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def ask(peer: Peers, mode: str) -> dict[str, float]:
+    """Returns the peer's answer. Raises: InputError if it is an error."""
+    if "error" in (reply := peer.ask({"run": mode})):
+        raise InputError(f"sentence-transformers has failed: {reply['error']}")
+    return reply

@@ -14,6 +14,7 @@ from bert_jax.batches.pack import StoredRows
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
+from bert_jax.model.heads.ranking import RANKING
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.inputs import check_rows
@@ -128,6 +129,8 @@ def prepare(
         raise InputError(
             f"task {config.task.name} has no training data, only a test; fine-tune mnli for ax"
         )
+    if task.head is RANKING:  # what is exported cuts pairs so
+        start = dataclasses.replace(start, tokenizer=start.tokenizer.cutting_as_hub())
     if task.head is TOKENS:  # its texts are lists of words
         start = dataclasses.replace(start, tokenizer=start.tokenizer.with_blanks())
     if config.task.max_seq_length > start.config.max_positions:

@@ -138,14 +138,17 @@ def join_texts(
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP], by the names and with the separators of the tokenizer.
 
     Tokens are removed from the end of the longer text one at a time, from B if both have the same length.
-    Source: google-research/bert run_classifier.py, _truncate_seq_pair.
+    Source: google-research/bert run_classifier.py, _truncate_seq_pair. A tokenizer of the hub may leave the last odd
+    token to B: see `Template`.
     """
     if second is None:
         cut = len(first) > max_length - 2
         ids = [tokenizer.cls_id, *first[: max_length - 2], tokenizer.sep_id]
         return Fitted(np.array(ids, np.int32), np.zeros(len(ids), np.uint8), cut)
     between, room = tokenizer.between, max_length - 2 - len(tokenizer.between)
-    first_length, second_length = pair_lengths(len(first), len(second), room)
+    first_length, second_length = pair_lengths(
+        len(first), len(second), room, tokenizer.template.odd_to_longer
+    )
     cut = first_length + second_length < len(first) + len(second)
     ids = [
         tokenizer.cls_id,
@@ -159,11 +162,19 @@ def join_texts(
     return Fitted(np.array(ids, np.int32), type_ids, cut)
 
 
-def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns two lengths reduced to fit, by taking 1 from the larger, or from the second if equal."""
+def pair_lengths(
+    first: int, second: int, room: int, odd_to_longer: bool = False
+) -> tuple[int, int]:
+    """Returns two lengths reduced to fit, by taking 1 from the larger, or from the second if equal.
+
+    With `odd_to_longer` the second has one more in place of the first where both are cut, it is not the shorter one,
+    and the room is odd.
+    """
     excess = first + second - room
     if excess <= 0:
         return first, second
+    if odd_to_longer and second >= first > room // 2:
+        return room // 2, room - room // 2
     # What the reference does token by token: the longer one shrinks to the other, then both in
     # turn.
     cut = min(excess, abs(first - second))

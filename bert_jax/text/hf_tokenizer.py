@@ -40,12 +40,13 @@ from bert_jax.text.wordpiece import (
     GOOGLE,
     INPUTS,
     LONGEST_WORD,
+    ODD,
     WordPiece,
     is_lowercase,
     make_wordpiece,
 )
 
-_BOOLEANS = (*OPTIONS.values(), "keep_accents", GOOGLE)
+_BOOLEANS = (*OPTIONS.values(), "keep_accents", GOOGLE, ODD)
 # an added token that text is searched for as it is
 _MARKED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {
     "special": True
@@ -105,7 +106,7 @@ def parse_tokenizer(
     if not isinstance(content, bytes):
         if not is_plain(content, path):
             return _described(path, content, {}, *given)
-        options = {GOOGLE: False, LONGEST_WORD: longest_word(content["model"], path)}
+        options = {GOOGLE: False, ODD: True, LONGEST_WORD: longest_word(content["model"], path)}
         options |= berts_options(content, path)
         return _wordpiece(path, berts_vocab(content, path), options, *given)
     if path.suffix == ".model":
@@ -190,7 +191,7 @@ def _berts(
     Raises: InputError if the two disagree about a token, or rows have no [CLS] and [SEP].
     """
     described, of_google = files.where / DESCRIBED, VOCAB in files.contents
-    names, options, notes = [*OPTIONS.values(), INPUTS, GOOGLE], JsonObject(), []
+    names, options, notes = [*OPTIONS.values(), INPUTS, GOOGLE, ODD], JsonObject(), []
     vocab: Sequence[str] = files.vocab if of_google else ()
     if backend is None:
         options[LONGEST_WORD] = longest_word(settings, files.where / SETTINGS)
@@ -198,7 +199,7 @@ def _berts(
         options = berts_options(backend, described)
         options[LONGEST_WORD] = longest_word(backend["model"], described)
         if settings.get("tokenizer_class") in GENERAL:
-            names = [INPUTS, GOOGLE]
+            names = [INPUTS, GOOGLE, ODD]
             if backend.get("post_processor") is None:
                 raise InputError(
                     f"{described}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}"
@@ -210,6 +211,8 @@ def _berts(
     options |= {name: settings[name] for name in names if settings.get(name) is not None}
     # Google's own models come with a vocab.txt, and follow Google's rules to the last character.
     options.setdefault(GOOGLE, of_google)
+    # of a directory that transformers reads
+    options.setdefault(ODD, backend is not None or files.model is not None)
     if "do_lower_case" not in options and not is_lowercase(vocab, {}):
         notes.append("text is not lower-cased, since vocab.txt has capitals; transformers does it unless "
                      "do_lower_case in tokenizer_config.json is false")  # fmt: skip

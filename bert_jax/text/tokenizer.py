@@ -20,7 +20,7 @@ from bert_jax.text.sentencepieces import SentencePieces
 from bert_jax.text.tokenizer_files import SETTINGS
 from bert_jax.text.tokenizer_json import DescribedPieces
 from bert_jax.text.vocab import MAX_WORD_LENGTH, JsonObject
-from bert_jax.text.wordpiece import GOOGLE, INPUTS, LONGEST_WORD, WordPiece
+from bert_jax.text.wordpiece import GOOGLE, INPUTS, LONGEST_WORD, ODD, WordPiece
 
 
 class Tokenizer:
@@ -82,7 +82,8 @@ class Tokenizer:
             if (name, value) != (LONGEST_WORD, 100)
         }
         if self.kind == WordPiece.kind:
-            config = {name: value for name, value in config.items() if name not in (GOOGLE, INPUTS)}
+            of_rows = (GOOGLE, INPUTS, ODD)
+            config = {name: value for name, value in config.items() if name not in of_rows}
         options = json.dumps([self.kind, config], sort_keys=True)
         return hashlib.sha256(options.encode() + b"\n" + self.pieces.content).hexdigest()
 
@@ -152,6 +153,12 @@ class Tokenizer:
         if not isinstance(self.pieces, DescribedPieces) or not self.template.blank:
             return self
         return Tokenizer(self.pieces.with_blanks())
+
+    def cutting_as_hub(self) -> "Tokenizer":
+        """Returns the tokenizer that cuts pairs as Hugging Face's tokenizers do, if it is BERT's; see `Template`."""
+        if not isinstance(self.pieces, WordPiece) or self.template.odd_to_longer:
+            return self
+        return Tokenizer(self.pieces.with_template(self.template._replace(odd_to_longer=True)))
 
     def save(self, directory: object) -> None:
         """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.

@@ -94,7 +94,13 @@ class DescribedPieces:
             blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
         except InputError:  # without a token for what it does not know
             blank = ""
-        self.template = Template(tuple(specials[role] for role in ROLES), separators, kind, blank)
+        self.template = Template(
+            specials=tuple(specials[role] for role in ROLES),
+            separators=separators,
+            second_type=kind,
+            blank=blank,
+            odd_to_longer=True,
+        )
         normalizer = self._model.normalizer
         with no_panic():  # else the text "a" would have failed
             small, plain = (

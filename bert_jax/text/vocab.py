@@ -30,6 +30,9 @@ class Template(NamedTuple):
     second_type: int = 1  # the type of B's tokens; 0 as A's
     # put before a sentence or word that follows another, where that changes its tokens
     blank: str = ""
+    # Where both texts of a pair are cut and the room for tokens is odd, the longer text has one more, as in Hugging
+    # Face's tokenizers, or the second of equals; if not, the first has it, as in Google's code.
+    odd_to_longer: bool = False
 
 
 MIN_COUNT = 2  # a token must occur this often in the text

@@ -27,6 +27,7 @@ from bert_jax.text.vocab import (
 from bert_jax.text.words import BatchEncoder
 
 GOOGLE = "google_rules"  # our own option: `Normalizer.google`
+ODD = "odd_token_to_longer"  # our own option: `Template.odd_to_longer`
 INPUTS = "model_input_names"  # Hugging Face's: what rows have; without token_type_ids these are 0
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that follow tokenizer.json
@@ -98,6 +99,10 @@ class WordPiece:
             itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text)))
         )
 
+    def with_template(self, template: Template) -> "WordPiece":
+        """Returns the same with rows of another form."""
+        return WordPiece(self.vocab, self.normalizer, self.longest, template)
+
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
         return self._batches(texts)
@@ -129,6 +134,8 @@ class WordPiece:
         own: JsonObject = {LONGEST_WORD: self.longest} if self.longest != MAX_WORD_LENGTH else {}
         if not self.normalizer.google:
             own[GOOGLE] = False
+        if self.template.odd_to_longer:
+            own[ODD] = True
         if not self.template.second_type:
             own[INPUTS] = ["input_ids", "attention_mask"]
         return own | {
@@ -223,7 +230,10 @@ def make_wordpiece(vocab: Sequence[str], options: JsonObject) -> WordPiece:
         vocab,
         normalizer,
         options.get(LONGEST_WORD) or MAX_WORD_LENGTH,
-        Template(second_type=second_type(options)),
+        Template(
+            second_type=second_type(options),
+            odd_to_longer=options.get(ODD) is True,
+        ),
     )
 
 

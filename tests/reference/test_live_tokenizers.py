@@ -10,6 +10,7 @@ from read_models import load_hf_tokenizer
 
 from bert_jax import load_tokenizer
 from bert_jax.batches.make import make_batch
+from bert_jax.text.fitting import fit_texts
 from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import learn_bytes
@@ -40,6 +41,8 @@ def same(ours, other):
             assert ours_rows.type_ids[number][: len(ids)].tolist() == their_rows["token_type_ids"][number]
         else:
             assert not ours_rows.type_ids[number].any()
+    cut = other(*zip(*pairs), truncation=True, max_length=14)["input_ids"]
+    assert [fitted.token_ids.tolist() for fitted in fit_texts(ours, pairs, 14)] == cut
     assert [ours.pad_id, ours.mask_id] == [other.pad_token_id, other.mask_token_id]
     assert ours.vocab_size == len(other)
 

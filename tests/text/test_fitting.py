@@ -2,11 +2,15 @@
 """Texts that are too long: one rule for all that reads them. They are cut and told of, or refused."""
 
 import dataclasses
+import pickle
 import warnings
 
 import numpy as np
 import pytest
 from builders import drawn_params, make_pretrained
+from tokenizers import Tokenizer as Library
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import bert_jax
 from bert_jax.errors import InputError
@@ -16,7 +20,8 @@ from bert_jax.inference.predict import Predictor, fill_masks
 from bert_jax.inference.sentence_scores import score_sentences, token_scores
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.text.fitting import CutWarning, cuts_in_one_line, fit_texts, tell_cut
+from bert_jax.text.fitting import CutWarning, cuts_in_one_line, fit_texts, pair_lengths, tell_cut
+from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 
 LONG = "ban ber [MASK] bis " * 40  # of a model with 64 positions
 TEXTS = ["the ban .", LONG, "dan [MASK] der", LONG]
@@ -150,3 +155,35 @@ def test_texts_together_are_encoded_as_each_alone(bert):
         alone = bert.encode([texts[number]])
         np.testing.assert_allclose(together.hidden[number][together.mask[number]], alone.hidden[0], atol=1e-5)
         np.testing.assert_allclose(together.pooled[number], alone.pooled[0], atol=1e-5)
+
+
+def test_pairs_are_cut_as_hugging_faces_tokenizers_cut_them():
+    words = Library(WordLevel({"a": 0}, unk_token="a"))
+    words.pre_tokenizer = WhitespaceSplit()
+    for room in range(2, 12):
+        words.enable_truncation(room, strategy="longest_first")
+        for first in range(1, 14):
+            for second in range(1, 14):
+                types = words.encode("a " * first, "a " * second).type_ids
+                theirs = (types.count(0), types.count(1))
+                assert pair_lengths(first, second, room, odd_to_longer=True) == theirs, (first, second, room)
+    # Google's rule gives the odd token to the first; that of equal or longer second texts goes to the second
+    assert pair_lengths(9, 9, 5) == (3, 2) and pair_lengths(9, 9, 5, odd_to_longer=True) == (2, 3)
+
+
+def test_who_wrote_a_tokenizer_says_how_its_pairs_are_cut(bert, tmp_path):
+    google = bert.tokenizer
+    pair = [("ban ber bis dan der", "ban ber bis dan der")]
+    (ours,) = fit_texts(google, pair, 8)
+    assert ours.type_ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    (tmp_path / "hub").mkdir()
+    save_hf_tokenizer(tmp_path / "hub", google, 64)
+    hub = bert_jax.load_tokenizer(tmp_path / "hub")
+    for tokenizer in (hub, google.cutting_as_hub(), pickle.loads(pickle.dumps(hub))):
+        (theirs,) = fit_texts(tokenizer, pair, 8)
+        assert theirs.type_ids.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+        assert tokenizer.fingerprint == google.fingerprint  # the ids of a text are the same
+        tokenizer.save(tmp_path / "saved")
+        assert bert_jax.load_tokenizer(tmp_path / "saved").template.odd_to_longer
+    google.save(tmp_path / "google")
+    assert not bert_jax.load_tokenizer(tmp_path / "google").template.odd_to_longer

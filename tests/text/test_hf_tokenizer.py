@@ -28,6 +28,7 @@ def test_any_two_of_the_three_files_suffice(tokenizer, tmp_path, missing):
         (tmp_path / missing).unlink()
     found, notes = load_hf_tokenizer(tmp_path)
     google = {} if missing != "vocab.txt" else {"google_rules": False, "max_input_chars_per_word": 100}
+    google |= {"odd_token_to_longer": True} if missing != "tokenizer.json" else {}
     assert notes == [] and found.config == tokenizer.config | google
     assert list(found.encode(TEXT)) == list(tokenizer.encode(TEXT))
 
