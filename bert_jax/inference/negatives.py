@@ -22,7 +22,7 @@ from bert_jax.tasks.texts import Scored
 
 # pairs of a query and a passage -> a score for each, the higher the better they fit
 Judge: TypeAlias = Callable[[list[tuple[str, str]]], Sequence[float]]
-_JUDGED_AT_ONCE = 64  # queries
+JUDGED_AT_ONCE = 64  # queries
 
 
 class Mined(NamedTuple):
@@ -199,7 +199,7 @@ def _found(
 
 def _judged(judge: Judge, passages: Sequence[str], found: Iterator[_Found]) -> Iterator[_Found]:
     """Yields what was found with the scores of a judge in place of cosines."""
-    while part := list(itertools.islice(found, _JUDGED_AT_ONCE)):
+    while part := list(itertools.islice(found, JUDGED_AT_ONCE)):
         # a positive may be among the candidates: each pair is judged once
         numbers = [dict.fromkeys((*each.positives, *each.candidates)) for each in part]
         pairs = [

@@ -9,6 +9,7 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.work import beat
 from bert_jax.inference.features import sentence_embeddings
 from bert_jax.inference.late_interaction import is_of_tokens, maxsim, multi_vectors
+from bert_jax.inference.negatives import JUDGED_AT_ONCE, Judge
 from bert_jax.inference.sparse import terms_of_texts
 from bert_jax.tasks.embeddings.search import BLOCK, TEXTS, Nearest, nearest, nearest_texts
 from bert_jax.tasks.embeddings.terms import nearest_terms
@@ -93,6 +94,24 @@ def rerank_by_maxsim(
     best = []
     for query, hits in zip(asked, found):
         (scores,) = maxsim([query], [vectors[hit.passage.text] for hit in hits])
-        scored = [Hit(hit.passage, float(score)) for hit, score in zip(hits, scores)]
-        best.append(sorted(scored, key=lambda hit: -hit.score)[:k])
+        best.append(_ordered(hits, scores, k))
     return best
+
+
+def rerank_by_pairs(
+    judge: Judge, queries: Sequence[str], found: Sequence[Sequence[Hit]], k: int = 10
+) -> list[list[Hit]]:
+    """Returns the k best of the passages that were found for each query, by the scores of a reranker, best first."""
+    best = []
+    asked = zip(queries, found)
+    while part := list(itertools.islice(asked, JUDGED_AT_ONCE)):
+        scores = iter(judge([(query, hit.passage.text) for query, hits in part for hit in hits]))
+        best += [_ordered(hits, list(itertools.islice(scores, len(hits))), k) for _, hits in part]
+        beat()
+    return best
+
+
+def _ordered(hits: Sequence[Hit], scores: Iterable[float], k: int) -> list[Hit]:
+    """Returns the k best by other scores; of equals those before stay first."""
+    scored = [Hit(hit.passage, float(score)) for hit, score in zip(hits, scores)]
+    return sorted(scored, key=lambda hit: -hit.score)[:k]

@@ -228,6 +228,9 @@ class RankingConfig(Section):
     # (pairs of them); of each by itself "bce" (grades from 0 to 1) or "mse"; "margin_mse": how far the first is above
     # each other
     loss: str = choice("softmax", "listnet", "ranknet", "bce", "margin_mse", "mse")
+    # what another search has found, as a TREC run: the candidates of the queries of a dev or test set in BEIR's layout
+    run: str = ""
+    candidates: int = setting(100, least=1)  # passages of it for each query, the first
 
 
 @dataclass(frozen=True)

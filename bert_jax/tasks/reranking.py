@@ -8,6 +8,8 @@ A row of a table or an object of JSON is a query with its candidates:
                                   `scores`, a list in this order
     query, passage, label         one candidate a row: rows with the same query are its candidates
 
+A dev or test set may also be a directory in BEIR's layout, whose passages another search has found: `ranking.run`.
+
 What is trained is the model of a regression of pairs: it is saved, predicts and is exported as one.
 Source: Nogueira and Cho 2019.
 """
@@ -31,6 +33,7 @@ from bert_jax.tasks.base import (
     split_names,
     without_zeros,
 )
+from bert_jax.tasks.embeddings.beir import beir_place, read_beir, read_run
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.readers import Examples, Table, find_split_file, read_table
 from bert_jax.tasks.records import Record, find_column, id_of, no_column
@@ -47,6 +50,7 @@ _GRADES = ("labels", "scores", "grades", "relevance")
 _GRADE = ("label", "score", "grade", "relevance")
 _IDS = ("id", "idx", "query_id", "query-id")
 _ALIKE = "skipped: all candidates alike"
+_NOT_FOUND, _NO_CANDIDATE = "relevant passages that the run misses", "queries without a candidate"
 
 
 class RankingExample(NamedTuple):
@@ -57,6 +61,7 @@ class RankingExample(NamedTuple):
     grades: tuple[float, ...] = ()  # () if they are not known
     id: int | str = 0
     where: str = ""
+    missed: tuple[float, ...] = ()  # grades of relevant passages that are no candidates
 
 
 class Ranked(NamedTuple):
@@ -77,6 +82,8 @@ class RerankingTask(Task[RankingExample, Ranked]):
         self.metric = choose_metric(config, RANKING_METRICS)
 
     def read(self, source, split):
+        if split != "train" and (directory := beir_place(source, split)):
+            return _of_run(self.config, directory, split)
         path = find_split_file(source, split)
         if not path:
             return Examples()
@@ -159,7 +166,7 @@ class RerankingTask(Task[RankingExample, Ranked]):
         for example, said in zip(examples, predictions):
             scored = sorted((-score, grade) for score, grade in zip(said.scores, example.grades))
             ranking = [grade for _, grade in scored]
-            if relevant := [grade for grade in ranking if grade > 0]:
+            if relevant := [grade for grade in (*ranking, *example.missed) if grade > 0]:
                 rankings.append(ranking)
                 truth.append(relevant)
         return ranking_scores(rankings, truth)
@@ -178,6 +185,40 @@ class RerankingTask(Task[RankingExample, Ranked]):
         return dataclasses.replace(
             self.config, name="regression", num_texts=2, metric="", activation=learnt
         )
+
+
+def _of_run(config: TaskConfig, directory: str, split: str) -> Examples:
+    """Returns the queries of a directory in BEIR's layout, with the passages that a search has found first."""
+    if not config.ranking.run:
+        raise InputError(
+            f"{directory} has no candidates for its queries; give what a search has found as task.ranking.run"
+        )
+    found, ranked = read_beir(directory, split), read_run(config.ranking.run)
+    passages = {each.id: each.texts[0] for each in found if each.is_passage}
+    examples, counts = [], {_NOT_FOUND: 0, _NO_CANDIDATE: 0}
+    for query in found:
+        if query.relevant is None:
+            continue
+        near = [name for name in ranked.get(str(query.id), ()) if name in passages]
+        names = [name for name in near if name not in query.own][: config.ranking.candidates]
+        missed = [grade for name, grade in query.relevant.items() if name not in names]
+        counts[_NOT_FOUND] += len(missed)
+        counts[_NO_CANDIDATE] += not names
+        examples.append(
+            RankingExample(
+                query=query.texts[0],
+                candidates=tuple(passages[name] for name in names),
+                grades=tuple(query.relevant.get(name, 0.0) for name in names),
+                id=query.id,
+                where=query.where,
+                missed=tuple(missed),
+            )
+        )
+    if examples and counts[_NO_CANDIDATE] == len(examples):
+        raise InputError(
+            f"{config.ranking.run} has no passage for a query of {directory}; its ids are to be those of BEIR's files"
+        )
+    return Examples(examples, without_zeros({**found.counts, **counts}))
 
 
 def _examples(config: TaskConfig, table: Table) -> Examples:

@@ -2,9 +2,12 @@
 """Prints the passages of a corpus that are nearest to each query.
 
 bert_jax search --checkpoint=DIR --corpus=FILE --queries=FILE|- --k=10
-bert_jax search --checkpoint=DIR --corpus=FILE --rerank=maxsim --rerank_model=DIR --candidates=100
+bert_jax search --checkpoint=DIR --corpus=FILE --rerank=maxsim|pairs --rerank_model=DIR --candidates=100
 
-With --rerank the passages that are found first, as many as --candidates, are ordered by another model.
+With --rerank the passages that are found first, as many as --candidates, are ordered by another model: by vectors of
+tokens, or by a reranker, which reads the query and the passage as a pair.
+
+An output whose name ends in .trec is a TREC run: query, Q0, passage, rank, score, tag.
 
 A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. What has no
 id has the number of its line, from 1. Each line of queries has a result, which is empty for a blank one; blank passages
@@ -38,7 +41,10 @@ OUTPUT = flags.DEFINE_string("output", "-", "file to write what is found to; - i
 is_json = define_format()
 K = flags.DEFINE_integer("k", 10, "passages for each query", lower_bound=1)
 RERANK = flags.DEFINE_enum(
-    "rerank", None, ["maxsim"], "score what is found anew, by vectors of tokens (maxsim)"
+    "rerank",
+    None,
+    ["maxsim", "pairs"],
+    "score what is found anew, by vectors of tokens (maxsim) or by a reranker (pairs)",
 )
 RERANK_MODEL = flags.DEFINE_string("rerank_model", "", "the model that does it, as --checkpoint")
 CANDIDATES = flags.DEFINE_integer(
@@ -58,9 +64,13 @@ def main() -> None:
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, CORPUS.value, QUERIES.value)
     show = _json_of if is_json(OUTPUT.value) else _text_of
+    if OUTPUT.value.endswith(".trec"):
+        show = _run_of
     # before JAX starts its threads
     reuse_freed_memory()
-    from bert_jax.inference.search import Passage, rerank_by_maxsim, search
+    from bert_jax.inference.negatives import judge_of
+    from bert_jax.inference.predict import Predictor
+    from bert_jax.inference.search import Passage, rerank_by_maxsim, rerank_by_pairs, search
 
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
     asked = [query.text for query in queries if query.text]
@@ -69,14 +79,19 @@ def main() -> None:
     judge = cli.load_model(RERANK_MODEL.value, DTYPE.value) if RERANK.value else None
     most = K.value if judge is None else max(K.value, CANDIDATES.value)
     found = search(bert, asked, corpus, most, long_texts=LONG_TEXTS.value)
-    if judge is not None:
+    if judge is not None and RERANK.value == "pairs":
+        scores_of = judge_of(Predictor(judge, LONG_TEXTS.value))
+        found = rerank_by_pairs(scores_of, asked, found, K.value)
+    elif judge is not None:
         found = rerank_by_maxsim(judge, asked, found, K.value, LONG_TEXTS.value)
     settings = bert.embedding
     is_cosine = judge is None and (settings is None or settings.embedding.kind == "dense")
     results, name = iter(found), "cosine" if is_cosine else "score"
     with open_writer(OUTPUT.value) as write:
         for query in queries:
-            write(show(query, next(results) if query.text else [], name))
+            hits = next(results) if query.text else []
+            if hits or show is not _run_of:
+                write(show(query, hits, name))
 
 
 def _json_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
@@ -89,6 +104,13 @@ def _json_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
 def _text_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
     lines = [f"{hit.score:.4f}  {_id_of(hit.passage)}  {hit.passage.text[:_SHOWN]}" for hit in hits]
     return "\n    ".join([query.text, *lines])
+
+
+def _run_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
+    asked, lines = _id_of(query), []
+    for rank, hit in enumerate(hits, 1):
+        lines.append(f"{asked} Q0 {_id_of(hit.passage)} {rank} {hit.score:.6f} bert_jax")
+    return "\n".join(lines)
 
 
 def _id_of(passage: "Passage") -> str:

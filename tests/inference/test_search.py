@@ -10,7 +10,7 @@ from commands import run_python
 
 from bert_jax import InputError, load_pretrained, sentence_embeddings
 from bert_jax.inference import search as module
-from bert_jax.inference.search import Passage, search
+from bert_jax.inference.search import Hit, Passage, rerank_by_pairs, search
 from bert_jax.tools.lines import read_passages
 
 
@@ -37,6 +37,21 @@ def test_chunks_change_nothing(model, monkeypatch):
             assert [hit.passage.text for hit in hits] == [TEXTS[number] for number in numbers]
     assert len(search(bert, ["ban"], [Passage("a", "ban")], 5)[0]) == 1
     assert search(bert, ["ban"], []) == [[]]
+
+
+def test_a_reranker_orders_what_was_found(monkeypatch):
+    passages = [Passage(number, text) for number, text in enumerate(("bb", "a", "cccc", "ddd"))]
+    asked = []
+
+    def judge(pairs):
+        asked.append(len(pairs))
+        return [len(text) % 4 for _, text in pairs]  # cccc is worst
+
+    monkeypatch.setattr(module, "JUDGED_AT_ONCE", 2)
+    found = [[Hit(passage, 0.5) for passage in passages], [], [Hit(passages[2], 1.0), Hit(passages[1], 0.0)]]
+    best = rerank_by_pairs(judge, ["x", "y", "z"], found, 3)
+    assert [[hit.passage.id for hit in hits] for hits in best] == [[3, 0, 1], [], [1, 2]]
+    assert [hit.score for hit in best[0]] == [3.0, 2.0, 1.0] and asked == [4, 2]
 
 
 @pytest.mark.slow

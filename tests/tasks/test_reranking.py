@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import drawn_params, make_pretrained, message
+from commands import run_python
 
 import bert_jax
 from bert_jax.batches.examples import choose_batching, train_batches
@@ -28,6 +29,7 @@ from bert_jax.settings.finetuning import (
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportConfig
 from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.embeddings.beir import read_run
 from bert_jax.tasks.reranking import Ranked, RankingExample
 from bert_jax.training.report import read_metrics
 
@@ -106,6 +108,52 @@ def test_tables(tmp_path):
     assert [each[:3] for each in found] == [("q", ("a", "c"), (1.0, 0.0)), ("r", ("b", "d"), (0.0, 1.0))]
     assert task.parse(["q", "a"], "input 1") == RankingExample("q", ("a",), where="input 1")
     assert task.parse({"query": "q", "documents": ["a", "b"]}, "1")[:3] == ("q", ("a", "b"), ())
+
+
+def beir(folder, **settings):
+    """Writes a BEIR directory of three passages and a run, and returns the task that reads it."""
+    (folder / "qrels").mkdir(parents=True)
+    write(folder / "corpus.jsonl", [{"_id": name, "title": "", "text": f"text {name}"} for name in "abc"])
+    write(folder / "queries.jsonl", [{"_id": str(number), "text": f"q{number}"} for number in (1, 2, 3)])
+    (folder / "qrels/dev.tsv").write_text("query-id\tcorpus-id\tscore\n1\tb\t2\n1\tc\t1\n2\ta\t1\n3\tc\t1\n")
+    run = folder / "first.trec"
+    run.write_text("1 Q0 a 0 0.5 x\n1 Q0 b 1 3.5 x\n1 Q0 c 2 0.4 x\n1 Q0 gone 3 9 x\n2 Q0 b 0 1 x\n")
+    ranking = RankingConfig(**{"run": str(run), "candidates": 2} | settings)
+    return make_task(dataclasses.replace(CONFIG, ranking=ranking))
+
+
+def test_a_dev_set_is_what_another_search_has_found(tmp_path):
+    task = beir(tmp_path)
+    found = task.read(str(tmp_path), "dev")
+    assert [(each.query, each.candidates, each.grades, each.missed) for each in found] == [
+        ("q1", ("text b", "text a"), (2.0, 0.0), (1.0,)),  # by score, as far as candidates go
+        ("q2", ("text b",), (0.0,), (1.0,)),
+        ("q3", (), (), (1.0,)),
+    ]
+    assert found.counts == {"relevant passages that the run misses": 3, "queries without a candidate": 1}
+    scores = task.score(found, [Ranked((0.1, 0.2)), Ranked((1.0,)), Ranked(())])
+    gain = (2 / np.log2(3)) / (2 + 1 / np.log2(3))  # what was missed is in the ideal order
+    assert scores["ndcg@10"] == pytest.approx(gain / 3) and scores["mrr@10"] == pytest.approx(0.5 / 3)
+    assert scores["recall@100"] == pytest.approx(0.5 / 3)
+    # the run of MS MARCO has ranks, which grow
+    (tmp_path / "ranks.tsv").write_text("1\tc\t2\n1\ta\t1\n1\tc\t3\n")
+    assert read_run(str(tmp_path / "ranks.tsv")) == {"1": ["a", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "has no candidates for its queries; give what a search has found as task.ranking.run"),
+        ("1 a\n", "run:1 has 2 columns, not TREC's 6"),
+        ("1 Q0 a 1 best x\n", "run:1"),
+        ("x Q0 a 1 0.5 x\n", "has no passage for a query of"),
+    ],
+)
+def test_a_run_that_is_none(tmp_path, text, said):
+    task = beir(tmp_path / "beir", run=str(tmp_path / "run") if text else "")
+    (tmp_path / "run").write_text(text or "")
+    with pytest.raises(bert_jax.InputError, match=said):
+        task.read(str(tmp_path / "beir"), "dev")
 
 
 @pytest.mark.parametrize(
@@ -244,6 +292,37 @@ def test_a_reranker_learns_and_predicts_pairs(source, model, tmp_path, loss):
     again = run_of(source, tmp_path / "run", num_epochs=0.2)  # goes on from the trained classifier
     finetune(again, tmp_path / "again", jax.devices()[:1])
     assert losses_in(tmp_path / "again")[0] < losses_in(tmp_path / "run")[0] / 2
+
+
+@pytest.mark.slow
+def test_from_a_search_to_a_reranker_and_back(source, model, tmp_path):
+    """What `search` writes is the dev set of a reranker, which `search` then orders as the run has scored it."""
+    folder, rows = tmp_path / "beir", queries(24, len("dev"))
+    (folder / "qrels").mkdir(parents=True)
+    texts = list(dict.fromkeys(text for row in rows for text in (row["positive"], *row["negative"])))
+    asked = {row["query"]: row["positive"] for row in rows}
+    write(folder / "corpus.jsonl", [{"_id": f"d{number}", "text": text} for number, text in enumerate(texts)])
+    write(folder / "queries.jsonl", [{"_id": f"q{number}", "text": text} for number, text in enumerate(asked)])
+    judged = [f"q{number}\td{texts.index(right)}\t1\n" for number, right in enumerate(asked.values())]
+    (folder / "qrels/dev.tsv").write_text("".join(judged))
+    command = ["-m", "bert_jax", "search", f"--checkpoint={model}"]
+    command += [f"--{name}={folder}/{name}.jsonl" for name in ("corpus", "queries")]
+    done = run_python([*command, f"--output={tmp_path}/first.trec", "--k=20"])
+    assert done.returncode == 0, done.stderr
+    first = (tmp_path / "first.trec").read_text().splitlines()
+    assert len(first) == 20 * len(asked) and first[0].split()[1::2] == ["Q0", "1", "bert_jax"]
+    places = {"path": f"{source}/train.jsonl,{folder}"}
+    config = run_of(source, model, ranking={"run": f"{tmp_path}/first.trec"}, num_epochs=4.0)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **places))
+    result = finetune(config, tmp_path / "run", jax.devices()[:1])
+    options = ["--rerank=pairs", f"--rerank_model={tmp_path}/run", f"--output={tmp_path}/second.trec"]
+    done = run_python([*command, *options, "--k=20", "--candidates=20"])
+    assert done.returncode == 0, done.stderr
+    ranked = read_run(str(tmp_path / "second.trec"))
+    places = [ranked[f"q{number}"].index(f"d{texts.index(right)}") if f"d{texts.index(right)}" in ranked[f"q{number}"]
+              else 99 for number, right in enumerate(asked.values())]  # fmt: skip
+    found = np.mean([1 / (1 + place) if place < 10 else 0 for place in places])
+    assert result.metrics["mrr@10"] == pytest.approx(found, abs=0.02) and 0.05 < found < 1
 
 
 @pytest.mark.slow

@@ -137,6 +137,32 @@ def read_corpus(place: str) -> list[str]:
     return [text.whole for text in texts if text.whole]
 
 
+def read_run(path: str) -> dict[str, list[str]]:
+    """Returns the ids of the passages that a search has found for each query, best first.
+
+    A line is TREC's `query Q0 passage rank score tag`, whose score gives the order, or `query passage rank`, as for MS
+    MARCO. Raises: InputError with file and line.
+    """
+    found: dict[str, list[tuple[float, str]]] = {}
+    for where, line in readers.numbered_lines(path):
+        row = line.split()
+        if len(row) not in (3, 6):
+            raise InputError(
+                f"{where} has {len(row)} columns, not TREC's 6 (query, Q0, passage, rank, score, tag) nor 3 (query, "
+                "passage, rank)"
+            )
+        query, passage, number = (row[0], row[2], row[4]) if len(row) == 6 else row
+        value = label_number(number, where) or 0.0
+        found.setdefault(query, []).append((-value if len(row) == 6 else value, passage))
+    # stable: of equals those that stand first
+    return {
+        query: list(
+            dict.fromkeys(passage for _, passage in sorted(ranked, key=lambda each: each[0]))
+        )
+        for query, ranked in found.items()
+    }
+
+
 def _files_of(place: str, name: str) -> list[str]:
     """Returns the files of the corpus or of the queries."""
     one = [path for path in readers.files_in(place, f"{name}.*") if _plain_stem(path) == name]
