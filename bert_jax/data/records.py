@@ -137,7 +137,8 @@ def pair_dtype(row_length: int, max_texts: int, vocab_size: int) -> np.dtype:
             ("token_ids", ids, (row_length,)),  # [CLS] A [SEP] [CLS] B [SEP] ..., then padding
             ("lengths", "<u2", (max_texts,)),  # of each text, with [CLS] and [SEP]; 0 is no text
             ("texts", "<u8", (max_texts,)),  # the same for equal texts; 0 is no text
-            ("score", "<f4"),  # of a graded pair
+            # of each text after the first: a graded pair's score, or a teacher's; else 0
+            ("scores", "<f4", (max_texts - 1,)),
         ]
     )
 

@@ -58,6 +58,7 @@ class ProbeConfig(Section):
         )
 
 
+OF_SCORES = ("margin_mse", "kl")  # losses that are learnt from a teacher's scores in the data
 POOLINGS = ("mean", "cls", "last", "max", "sqrt", "weighted")
 # of each kind of embedding model; the first is its default
 _POOLINGS = {"dense": POOLINGS, "sparse": ("max", "sum"), "multi_vector": POOLINGS}
@@ -107,8 +108,9 @@ class EmbeddingConfig(Section):
     # columns of hard negatives, separated by commas; "" takes the usual names
     negative_columns: str = ""
     # "infonce" (in-batch negatives), "gist" (the same, without what a teacher finds too near), "triplet" (hard
-    # negatives alone), "cosent" or "cosine" (graded pairs); "" takes infonce, or cosent for graded pairs
-    loss: str = choice("", "infonce", "gist", "triplet", "cosent", "cosine")
+    # negatives alone), "cosent" or "cosine" (graded pairs), "margin_mse" or "kl" (a teacher's scores of an example's
+    # texts, from the data); "" takes infonce, or cosent for graded pairs
+    loss: str = choice("", "infonce", "gist", "triplet", "cosent", "cosine", "margin_mse", "kl")
     # infonce, gist, cosent: cosines are divided by it
     temperature: float = setting(0.05, least=1e-5, most=1e15)
     both_directions: bool = False  # infonce: anchors are found by their positives too
@@ -135,8 +137,8 @@ class EmbeddingConfig(Section):
         )
         yield (
             self.kind == "multi_vector"
-            and (self.loss not in ("", "infonce") or self.both_directions),
-            "embedding.kind multi_vector has the loss infonce in one direction; leave out loss and both_directions",
+            and (self.loss not in ("", "infonce", *OF_SCORES) or self.both_directions),
+            "embedding.kind multi_vector has the losses infonce, in one direction, margin_mse and kl; leave out others",
         )
         self.skipped()
         is_sparse, known = self.kind == "sparse", _POOLINGS[self.kind]

@@ -33,7 +33,10 @@ from bert_jax.tasks.base import (
     split_names,
     without_zeros,
 )
+from bert_jax.tasks.candidates import CandidateRows
 from bert_jax.tasks.embeddings.beir import beir_place, read_beir, read_run
+from bert_jax.tasks.embeddings.prepared import PreparedPairs
+from bert_jax.tasks.embeddings.read import find_prepared
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.readers import Examples, Table, find_split_file, read_table
 from bert_jax.tasks.records import Record, find_column, id_of, no_column
@@ -81,7 +84,10 @@ class RerankingTask(Task[RankingExample, Ranked]):
         check_length(config)
         self.metric = choose_metric(config, RANKING_METRICS)
 
-    def read(self, source, split):
+    def read(self, source, split) -> Any:
+        prepared = find_prepared(self.config, source, split)
+        if prepared is not None:
+            return prepared
         if split != "train" and (directory := beir_place(source, split)):
             return _of_run(self.config, directory, split)
         path = find_split_file(source, split)
@@ -115,19 +121,31 @@ class RerankingTask(Task[RankingExample, Ranked]):
     def settle(self, examples):
         """Returns the settings. Raises: InputError if grades do not fit the loss."""
         loss = self.config.ranking.loss
-        for example in examples if loss in ("bce", "softmax") else ():
-            most = 1 if loss == "bce" else float("inf")
-            if not all(0 <= grade <= most for grade in example.grades):
-                wrong = next(grade for grade in example.grades if not 0 <= grade <= most)
+        if isinstance(examples, PreparedPairs):
+            if not examples.has_negatives and not examples.is_graded:
+                raise InputError(
+                    f"{examples.place} has no hard negatives, so no query has candidates of different grades; prepare "
+                    "what mine_negatives writes"
+                )
+            grades = [(examples.place, (examples.smallest_score, examples.largest_score))]
+        else:
+            grades = ((example.where, example.grades) for example in examples)
+        most = 1 if loss == "bce" else float("inf")
+        for where, own in grades if loss in ("bce", "softmax") else ():
+            if not all(0 <= grade <= most for grade in own):
+                wrong = next(grade for grade in own if not 0 <= grade <= most)
                 kinds = "from 0 to 1" if loss == "bce" else "0 or more"
                 raise InputError(
-                    f"{example.where}: grade {wrong:g} is not {kinds}, as ranking.loss {loss} has them; use "
-                    "margin_mse, mse, listnet or ranknet"
+                    f"{where}: grade {wrong:g} is not {kinds}, as ranking.loss {loss} has them; use margin_mse, mse, "
+                    "listnet or ranknet"
                 )
         return self.config
 
     def make_rows(self, examples, tokenizer, training):
         """Returns a row with all pairs of an example in training, or else a row for each pair."""
+        if isinstance(examples, PreparedPairs):
+            examples.check(tokenizer)
+            return Rows(CandidateRows(examples, tokenizer, self.config.max_seq_length), {})
         counts, rows = {CUT: 0, **getattr(examples, "counts", {})}, []
         for number, example in enumerate(examples):
             query = tokenizer.encode(example.query)

@@ -84,7 +84,7 @@ def _check_labels(task: Task, rows: Sequence[Row]) -> None:
         return
     if head.needs_whole_batch:
         for row in rows:
-            if np.size(row.label) != 1 + len(row.lengths):
+            if np.size(np.asarray(row.label, object)) != 1 + len(row.lengths):
                 needed = "(score, the number of each text), where equal texts have equal numbers"
                 raise mistake(task, "make_rows", f"the label {row.label!r:.60}", needed)
         return

@@ -151,9 +151,12 @@ def test_sources_apart_are_the_same_in_four_processes(repository, prepared, pret
     np.testing.assert_allclose(*losses, atol=2e-3)
 
 
-def test_a_reranker_sees_all_candidates_in_two_processes_that_were_killed(repository, source, pretrained, tmp_path):
-    """The table's negatives are candidates; of the last batch of an epoch one process has none."""
-    commands = [arguments(source, pretrained, tmp_path / name, task="reranking") for name in ("one", "two")]
+def test_a_reranker_sees_all_candidates_in_two_processes_that_were_killed(
+    repository, source, prepared, pretrained, tmp_path
+):
+    """The table's negatives are candidates; of the last batch one process has none. Two read prepared pairs."""
+    places = {"one": source, "two": prepared}
+    commands = [arguments(place, pretrained, tmp_path / name, task="reranking") for name, place in places.items()]
     finish(start(repository, commands[0], 1))
     run_killed_and_again(repository, tmp_path / "two", commands[1])
     for name, tolerance in (("loss", 2e-3), ("accuracy", 0.07)):

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import tiny_model
@@ -16,7 +18,8 @@ from hf_models import make_tokenizer, random_params
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
-from bert_jax.model.heads.embedding import LOSSES, Texts
+from bert_jax.model.heads.embedding import EMBEDDINGS, LOSSES, Texts
+from bert_jax.model.heads.multi_vector import MULTI_VECTORS
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tasks import scores
@@ -196,6 +199,50 @@ def test_losses_are_its_own(st):
         "triplet": loss_of("triplet", vectors, numbers, margin=0.5),
     }
     assert ours == pytest.approx({name: float(loss) for name, loss in expected.items()}, rel=1e-5)
+
+
+def test_scores_of_a_teacher_are_learnt_alike(st):
+    import torch
+    from sentence_transformers.multi_vector_encoder import losses as token_losses
+    from sentence_transformers.sentence_transformer import losses
+
+    class Given(torch.nn.Module):
+        def forward(self, features):
+            return features
+
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(7, 4, 8)).astype(np.float32)
+    taught = rng.normal(size=(7, 3)).astype(np.float32)
+    parts, labels = [torch.from_numpy(vectors[:, place]) for place in range(4)], torch.from_numpy(taught)
+    expected = {
+        "margin_mse": losses.MarginMSELoss(Given()).compute_loss_from_embeddings(parts, labels),
+        "kl": losses.DistillKLDivLoss(Given(), temperature=1.0).compute_loss_from_embeddings(parts, labels),
+    }
+    numbers = np.arange(28).reshape(7, 4)
+    for name, loss in expected.items():
+        head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(loss=name, temperature=1.0)))
+        batch = SimpleNamespace(labels=Texts(numbers, numbers, np.zeros(7, np.float32), taught))
+        total, weight = head.losses(jnp.asarray(vectors), batch, np.ones(7, np.float32))["loss"]
+        assert float(total / weight) == pytest.approx(float(loss), rel=1e-5), name
+    # vectors of tokens, five of each text
+    tokens = rng.normal(size=(7, 4, 5, 8)).astype(np.float32)
+    tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
+    there = torch.ones(7, 5)
+
+    class OfTokens(Given):
+        def forward(self, features, **options):
+            return features
+
+    columns = [{"token_embeddings": torch.from_numpy(tokens[:, place]), "attention_mask": there} for place in range(4)]
+    for name, kind in (("margin_mse", "MultiVectorMarginMSELoss"), ("kl", "MultiVectorDistillKLDivLoss")):
+        loss = getattr(token_losses, kind)(OfTokens())
+        settings = EmbeddingConfig(kind="multi_vector", loss=name)
+        head = MULTI_VECTORS.as_set(TaskConfig(embedding=settings))
+        places = np.arange(140, dtype=np.int32).reshape(7, 4, 5)
+        batch = SimpleNamespace(labels=Texts(places, numbers, np.zeros(7, np.float32), taught))
+        flat = jnp.asarray(tokens.reshape(28, 5, 8))
+        total, weight = head.losses(flat, batch, np.ones(7, np.float32))["loss"]
+        assert float(total / weight) == pytest.approx(float(loss(columns, labels)), rel=1e-5), name
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.2])

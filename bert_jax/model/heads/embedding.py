@@ -43,6 +43,8 @@ class Texts(NamedTuple):
     # [E, T] int32: the same for equal texts, of all the data; -1 where there is none
     numbers: Array
     scores: Array  # [E] float32: how alike the pair is, where that is known
+    # [E, T - 1] float32: a teacher's score of each other text, for the losses that are learnt from them
+    taught: Array | None = None
 
 
 class Embeddings(Head):
@@ -92,7 +94,7 @@ class Embeddings(Head):
             raise InputError(
                 "the batch has no texts of examples; give make_batch labels, and the head"
             )
-        places, numbers, scores = batch.labels
+        places, numbers, scores = batch.labels[:3]
         check_shapes(
             "the batch", places=(places, self.places), numbers=(numbers, "ET"), scores=(scores, "E")
         )
@@ -107,8 +109,28 @@ class Embeddings(Head):
             raise InputError(
                 "embedding.loss gist needs a teacher's vectors; set teacher.checkpoint"
             )
-        loss_of = partial(LOSSES[self.settings.loss or "infonce"], self.settings)
+        if self.settings.loss in TAUGHT_LOSSES:
+            loss_of = self._taught
+        else:
+            loss_of = partial(LOSSES[self.settings.loss or "infonce"], self.settings)
         return self._of_sizes(loss_of, logits, batch, weights)
+
+    def _taught(self, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+        """Returns the loss of the scores of each example's texts, given a teacher's."""
+        if texts.taught is None:
+            raise InputError(
+                f"embedding.loss {self.settings.loss} needs a teacher's scores; give rows a label with them"
+            )
+        there = texts.numbers[:, 1:] >= 0
+        losses, counts = TAUGHT_LOSSES[self.settings.loss](
+            self.scores(vectors), jnp.asarray(texts.taught), there, self.settings.divisor()
+        )
+        counts *= weights
+        return {"loss": (jnp.sum(losses * weights), jnp.sum(counts))}
+
+    def scores(self, vectors: jax.Array) -> jax.Array:
+        """Returns the products [E, T - 1] of the first vector of each example [E, T, K] with its others."""
+        return jnp.einsum("EK,ETK->ET", vectors[:, 0], vectors[:, 1:], precision="highest")
 
     def guided_losses(
         self, logits: jax.Array, teacher: jax.Array, batch: Batch, weights: jax.Array
@@ -167,12 +189,17 @@ class Embeddings(Head):
         """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
         places, rows = places_of_texts(bins, num_places, num_examples)
         numbers = np.full(places.shape, -1, np.int32)
-        labels = Texts(places, numbers, np.zeros(num_examples, np.float32))
+        scores, taught = np.zeros(num_examples, np.float32), None
+        if self.settings.loss in TAUGHT_LOSSES:
+            taught = np.zeros((num_examples, places.shape[1] - 1), np.float32)
         for slot, row in rows:
             _, kind, number, score = row.label
-            labels.numbers[slot, kind] = number
-            labels.scores[slot] = score
-        return labels
+            numbers[slot, kind] = number
+            if taught is None:
+                scores[slot] = score
+            elif kind:
+                taught[slot, kind - 1] = score[kind - 1]
+        return Texts(places, numbers, scores, taught)
 
     def constant(self, labels: Sequence[Any], num_outputs: int) -> np.ndarray:
         """Returns outputs that prefer nothing."""
@@ -485,6 +512,37 @@ def squared_cosine(
     """Returns the squared error of the cosine of pairs. Source: Reimers and Gurevych 2019, section 3."""
     errors = jnp.square(_scores(settings, vectors)[:, 0] - texts.scores / settings.best_score)
     return {"loss": (jnp.sum(errors * weights), jnp.sum(weights))}
+
+
+def margin_mse(
+    scores: jax.Array, taught: jax.Array, there: jax.Array, divisor: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns for each example the squared errors of how far the positive is above each negative, and their number.
+
+    Source: Hofstätter et al. 2020, "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
+    Distillation".
+    """
+    errors = (scores[:, :1] - scores[:, 1:]) - (taught[:, :1] - taught[:, 1:])
+    counts = there[:, 1:]
+    return jnp.sum(jnp.square(errors) * counts, axis=1), jnp.sum(counts, axis=1, dtype=jnp.float32)
+
+
+def score_divergence(
+    scores: jax.Array, taught: jax.Array, there: jax.Array, divisor: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns for each example how far the softmax of its texts' scores is from that of a teacher's, and 1."""
+    student, target = (
+        jnp.where(there, values, MASKED_SCORE) for values in (scores / divisor, taught)
+    )
+    return class_divergence(student, target), jnp.ones(len(scores))
+
+
+# Losses of the scores of an example's texts, a teacher's, which texts are there, all [E, T - 1], and what scores are
+# divided by -> [E] sums and counts
+TAUGHT_LOSSES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {
+    "margin_mse": margin_mse,
+    "kl": score_divergence,
+}
 
 
 def _compared(settings: EmbeddingConfig, vectors: jax.Array) -> jax.Array:

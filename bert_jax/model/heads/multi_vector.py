@@ -21,6 +21,7 @@ from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.embedding import (
     ACTIVATIONS,
+    TAUGHT_LOSSES,
     Embeddings,
     Texts,
     divergence_of_candidates,
@@ -87,8 +88,14 @@ class MultiVectors(Embeddings):
         check_shapes(
             "losses", logits=(logits, "BLK"), weights=(weights, batch.labels.numbers.shape[:1])
         )
+        if self.settings.loss in TAUGHT_LOSSES:
+            return super().losses(logits, batch, weights)
         vectors = vectors_of_examples(logits, batch)
         return info_nce(self.settings, vectors, batch.labels, weights, self._compare)
+
+    def scores(self, vectors: jax.Array) -> jax.Array:
+        """Returns the scores [E, T - 1] of the passages of each example [E, T, S, K] for its query."""
+        return jax.vmap(lambda texts: self._compare(texts[:1], texts[1:])[0])(vectors)
 
     def divergence(
         self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float

@@ -57,6 +57,7 @@ class TextsExample(NamedTuple):
     is_passage: bool = False  # whether it is one of the passages to search
     # of a query: ids of passages that are the query itself, and never among its results
     own: Sequence[str] = ()
+    scores: tuple[float, ...] = ()  # a teacher's, of each text after the first
 
     def is_query(self, place: int) -> bool:
         """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""

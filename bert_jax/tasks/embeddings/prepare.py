@@ -34,7 +34,13 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.tasks import readers
 from bert_jax.tasks.embeddings.beir import TextsExample, beir_place
 from bert_jax.tasks.embeddings.prepared import Source
-from bert_jax.tasks.embeddings.read import are_alone, is_graded, is_squad, read_parts
+from bert_jax.tasks.embeddings.read import (
+    are_alone,
+    are_taught,
+    is_graded,
+    is_squad,
+    read_parts,
+)
 from bert_jax.tasks.embeddings.task import fit_prompted
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
@@ -44,8 +50,8 @@ SHARD_BYTES = 128 << 20
 _EXAMPLES_AT_ONCE = 8192  # that are read and tokenized together
 _ROWS_AT_ONCE = 4096
 # An example of a file that was read: where its tokens and texts begin, how many texts it has.
-_EXAMPLE = np.dtype([("tokens", "<i8"), ("texts", "<i8"), ("count", "<u2"), ("score", "<f4")])
-_TEXT = np.dtype([("length", "<u2"), ("hash", "<u8")])
+_EXAMPLE = np.dtype([("tokens", "<i8"), ("texts", "<i8"), ("count", "<u2")])
+_TEXT = np.dtype([("length", "<u2"), ("hash", "<u8"), ("score", "<f4")])
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,9 @@ class _Counts(NamedTuple):
     most: int = 0  # texts of an example
     graded: bool = False
     alone: bool = True
+    taught: bool = True
     largest_score: float = 0.0
+    smallest_score: float = 0.0
     positive: int = 0  # the hash of the positive, if all have the same; else 0
 
     def and_of(self, other: "_Counts") -> "_Counts":
@@ -106,7 +114,9 @@ class _Counts(NamedTuple):
             most=max(self.most, other.most),
             graded=self.graded,
             alone=self.alone and other.alone,
+            taught=self.taught and other.taught,
             largest_score=max(self.largest_score, other.largest_score),
+            smallest_score=min(self.smallest_score, other.smallest_score),
             positive=self.positive if self.positive == other.positive else 0,
         )
 
@@ -220,7 +230,9 @@ def _prepare(
         sources=sources,
         graded=counts.graded,
         alone=counts.alone,
+        taught=counts.taught,
         largest_score=counts.largest_score,
+        smallest_score=counts.smallest_score,
         figures=counts._asdict(),
     )
 
@@ -372,9 +384,9 @@ def _arrays(
     texts = np.zeros(len(uses), _TEXT)
     texts["length"] = [len(fitted[use].token_ids) for use in uses]
     texts["hash"] = [_hash(fitted[use].known) for use in uses]
+    texts["score"] = [score for example in examples for score in _scores(example)]
     table = np.zeros(len(examples), _EXAMPLE)
     table["count"] = [len(example.texts) for example in examples]
-    table["score"] = [example.score or 0.0 for example in examples]
     ends = np.cumsum(table["count"], dtype=np.int64)
     table["texts"] = ends - table["count"]
     bounds = np.concatenate([[0], np.cumsum(texts["length"], dtype=np.int64)])
@@ -389,12 +401,20 @@ def _arrays(
         most=int(table["count"].max()),
         graded=is_graded(examples),
         alone=are_alone(examples),
-        largest_score=float(np.abs(table["score"]).max()),
+        taught=are_taught(examples),
+        largest_score=float(texts["score"].max()),
+        smallest_score=float(texts["score"].min()),
         positive=int(positives[0]) if len(positives) == 1 else 0,
     )
     ids = np.min_scalar_type(tokenizer.vocab_size - 1)
     tokens = np.concatenate([fitted[use].token_ids for use in uses]).astype(ids)
     return _Arrays(tokens, texts, table), counts
+
+
+def _scores(example: TextsExample) -> list[float]:
+    """Returns a score for each text: of a graded pair, a teacher's, or 0."""
+    known = example.scores or (example.score or 0.0,)
+    return [0.0, *known, *[0.0] * (len(example.texts) - 1 - len(known))]
 
 
 def _hash(content: bytes) -> int:
@@ -444,7 +464,7 @@ def _fill(work: Path, layout: _Layout, rows: np.ndarray, first: int) -> None:
             row["token_ids"][:size] = token_ids[at : at + size]
             row["lengths"][: len(own)] = own["length"]
             row["texts"][: len(own)] = own["hash"]
-            row["score"] = example["score"]
+            row["scores"][: len(own) - 1] = own["score"][1:]
         done += count
 
 

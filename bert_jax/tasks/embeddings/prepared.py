@@ -14,7 +14,7 @@ from bert_jax.batches.pack import StoredRows
 from bert_jax.data import records
 from bert_jax.data.blocks import RowSource
 from bert_jax.errors import InputError
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.finetuning import OF_SCORES, TaskConfig
 from bert_jax.storage import files, schema, urls
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import MANIFEST, resolve
@@ -63,16 +63,25 @@ class _Manifest(TypedDict):
     sources: Annotated[list[_Source], Meta(min_length=1)]
     graded: bool
     alone: bool
+    taught: bool
     largest_score: float
+    smallest_score: float
 
 
 class PairRows(StoredRows):
     """The rows of prepared pairs."""
 
     def __init__(
-        self, rows: RowSource, lengths: np.ndarray, sources: list[Source], fingerprint: str
+        self,
+        rows: RowSource,
+        lengths: np.ndarray,
+        sources: list[Source],
+        fingerprint: str,
+        has_scores: bool = False,
     ) -> None:
+        """Makes the rows; those that `has_scores` have a label of a teacher's scores in place of a pair's."""
         self.lengths, self.fingerprint, self._rows = lengths, fingerprint, rows
+        self._has_scores = has_scores
         self.stretches = tuple(source.rows for source in sources)
         weights = tuple(source.weight for source in sources)
         self.weights = weights if any(weights) else ()
@@ -93,10 +102,14 @@ class PairRows(StoredRows):
                     token_ids=token_ids,
                     type_ids=np.zeros(len(token_ids), np.uint8),
                     lengths=lengths,
-                    label=(float(record["score"]), *texts[: len(lengths)].tolist()),
+                    label=(self._score(record, len(lengths)), *texts[: len(lengths)].tolist()),
                 )
             )
         return rows
+
+    def _score(self, record: Any, count: int) -> Any:
+        scores = tuple(record["scores"][: count - 1].tolist())
+        return scores if self._has_scores else scores[0]
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
@@ -112,7 +125,10 @@ class PreparedPairs:
     def __init__(self, place: str, manifest: JsonObject, rows: PairRows) -> None:
         self.place, self.rows = place, rows
         self.is_graded, self.are_alone = manifest["graded"], manifest["alone"]
-        self.largest_score = manifest["largest_score"]
+        self.are_taught = manifest["taught"]
+        self.smallest_score, self.largest_score = (
+            manifest[name] for name in ("smallest_score", "largest_score")
+        )
         self.tokenizer = manifest["tokenizer"]["fingerprint"]
         self.metric = "spearman" if self.is_graded else "ndcg@10"
 
@@ -173,9 +189,9 @@ def open_pairs(place: str, config: TaskConfig, verify: bool = True) -> PreparedP
     shape = count, manifest["row"]["max_sequences"]
     if lengths.shape != shape or dataset.train.num_rows != count:
         raise InputError(f"{where} has {count} rows, and its files others; {remedy}")
-    return PreparedPairs(
-        place, manifest, PairRows(dataset.train, lengths, sources, dataset.fingerprint)
-    )
+    has_scores = config.name == "reranking" or config.embedding.loss in OF_SCORES
+    rows = PairRows(dataset.train, lengths, sources, dataset.fingerprint, has_scores)
+    return PreparedPairs(place, manifest, rows)
 
 
 def _lengths(path: Path) -> np.ndarray:

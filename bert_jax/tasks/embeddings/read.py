@@ -14,6 +14,7 @@ Names are the usual ones, or the settings `text_column`, `second_text_column`, `
 `embedding.negative_columns`. `beir` reads directories of BEIR. SQuAD's questions belong to their paragraphs.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -58,6 +59,7 @@ _SCORES = (
     "gold_label",
     "is_duplicate",
 )
+_TAUGHT = ("scores",)  # a teacher's, of positives and then of negatives, in a list
 _IDS = ("id", "idx", "index", "pair_id")
 _NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}", re.IGNORECASE)
 _NLI = ("entailment", "neutral", "contradiction")
@@ -79,7 +81,26 @@ def are_alone(examples: Sequence[TextsExample] | PreparedPairs) -> bool:
     return all(example.texts[:1] == example.texts[1:] for example in examples)
 
 
+def are_taught(examples: Sequence[TextsExample] | PreparedPairs) -> bool:
+    """Returns whether all have a teacher's scores."""
+    if isinstance(examples, PreparedPairs):
+        return examples.are_taught
+    return all(example.scores for example in examples)
+
+
 def read_prepared(
+    config: TaskConfig, source: str, split: str
+) -> PreparedPairs | TextsExamples | None:
+    """Returns what `find_prepared` does, with the metric that fits the dev set."""
+    pairs = find_prepared(config, source, split)
+    if isinstance(pairs, PreparedPairs) and pairs.place != source:
+        # The best is chosen on dev, which may be graded where training data are not.
+        if dev := _read(config, source, "dev"):
+            pairs.metric = "spearman" if is_graded(dev) else "ndcg@10"
+    return pairs
+
+
+def find_prepared(
     config: TaskConfig, source: str, split: str
 ) -> PreparedPairs | TextsExamples | None:
     """Returns the prepared pairs of a split, [] for a split that they have not; None if the source is no such data.
@@ -93,11 +114,7 @@ def read_prepared(
         if place != source:
             raise InputError(f"{place} is prepared to train on; give a table as {split}")
         return TextsExamples()
-    pairs = open_pairs(place, config)
-    # The best is chosen on dev, which may be graded where training data are not.
-    if place != source and (dev := _read(config, source, "dev")):
-        pairs.metric = "spearman" if is_graded(dev) else "ndcg@10"
-    return pairs
+    return open_pairs(place, config)
 
 
 def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
@@ -223,6 +240,7 @@ def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
     columns = (*names, *negatives, label)
     number = find_column(_IDS, table.columns)
     labels = _labels(config, table, label)
+    taught = find_column(_TAUGHT, table.columns) if negatives else ""
     is_nli = not negatives and any(value in _NLI for value in labels)
     if label and tuple(map(str.lower, names)) == ("premise", "hypothesis") and not negatives:
         is_nli = True
@@ -239,10 +257,13 @@ def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
         anchor = "" if record.get(names[0]) is None else record.get_as(names[0], str)
         against = [text for name in negatives for text in _texts(record, name)]
         # One without a partner stays for now, to be counted with the empty ones.
-        for partner in _texts(record, names[-1]) or [""]:  # a pair per list item
+        partners = _texts(record, names[-1]) or [""]
+        scores = _scores_of(record, taught, len(partners) + len(against))
+        for place, partner in enumerate(partners):  # a pair per list item
             example = TextsExample(
                 texts=(anchor, partner, *against),
                 score=score,
+                scores=(*scores[place : place + 1], *scores[len(partners) :]),
                 id=id_of(record.get(number), position),
                 where=record.where,
             )
@@ -254,11 +275,25 @@ def _of_table(config: TaskConfig, table: readers.Table) -> TextsExamples:
         found.is_nli = True
         return found
     counts = {}
-    rest = [name for name in table.columns if name not in columns]
+    rest = [name for name in table.columns if name not in (*columns, taught)]
     if not label and (unused := find_column((*_SCORES, *CLASS_COLUMNS), rest)):
         kind = "negatives" if len(names) > 1 else "texts alone"
         counts[f"{unused!r} is not used with {kind}:"] = len(table.records)
     return _without_empty(examples, columns, counts)
+
+
+def _scores_of(record: Record, name: str, count: int) -> tuple[float, ...]:
+    """Returns a teacher's scores of `count` texts, () without. Raises: InputError if there are more or fewer."""
+    given = record.get(name) if name else None
+    if given is None:
+        return ()
+    values = given if isinstance(given, list) else [given]
+    if len(values) != count:
+        raise InputError(
+            f"{record.where} has {len(values)} {name} for {count} positives and negatives; give each one, and no text "
+            "that is empty"
+        )
+    return tuple(label_number(value, record.where) or 0.0 for value in values)
 
 
 def _labels(config: TaskConfig, table: readers.Table, label: str) -> list[object]:
@@ -340,7 +375,9 @@ def _without_empty(
             empty += 1
             continue
         # One that is the positive would push away what belongs to the anchor.
-        negatives = [text for text in against if text.strip() and text != positive]
+        is_one = [bool(text.strip()) and text != positive for text in against]
         same += positive in against
-        kept.append(example._replace(texts=(anchor, positive, *negatives)))
+        negatives = itertools.compress(against, is_one)
+        scores = (*example.scores[:1], *itertools.compress(example.scores[1:], is_one))
+        kept.append(example._replace(texts=(anchor, positive, *negatives), scores=scores))
     return TextsExamples(kept, {**(counts or {}), NO_TEXT: empty, SAME: same}, columns)

@@ -16,7 +16,7 @@ from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.multi_vector import USUAL
 from bert_jax.model.heads.sparse import Terms
 from bert_jax.model.heads.table import EMBEDDING_KINDS
-from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.finetuning import OF_SCORES, EmbeddingConfig, TaskConfig
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Rows, Task, choose_metric, single_row, without_zeros
@@ -25,6 +25,7 @@ from bert_jax.tasks.embeddings.read import (
     SAME,
     TextsExample,
     are_alone,
+    are_taught,
     is_graded,
     read_prepared,
     read_texts,
@@ -105,13 +106,19 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         loss = self.config.embedding.loss or ("cosent" if graded else "infonce")
         if isinstance(examples, PreparedPairs):
             has_negatives = examples.has_negatives
-            largest = [(examples.place, examples.largest_score)]
+            most = max(examples.largest_score, -examples.smallest_score)
+            largest = [(examples.place, most)]
         else:
             has_negatives = any(len(example.texts) > 2 for example in examples)
             largest = ((example.where, abs(example.score or 0)) for example in examples)
+        if loss in OF_SCORES and not (are_taught(examples) and has_negatives):
+            raise InputError(
+                f"embedding.loss {loss} is learnt from a teacher's scores, and not all examples have them; give "
+                "columns negative and scores"
+            )
         if graded != (loss in ("cosent", "cosine")):
             kind = "graded pairs" if graded else "texts without scores"
-            fitting = "cosent or cosine" if graded else "infonce, gist or triplet"
+            fitting = "cosent or cosine" if graded else "infonce, gist, triplet, margin_mse or kl"
             raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
         if loss == "triplet" and not has_negatives:
             raise InputError(
@@ -164,7 +171,9 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
                 if own.marks is not None:
                     marks.append(own.marks)
             same += label[1] in label[2:]
-            row = single_row(number, np.concatenate(token_ids), (example.score or 0.0, *label))
+            is_taught = self.config.embedding.loss in OF_SCORES
+            known = example.scores if is_taught else example.score or 0.0
+            row = single_row(number, np.concatenate(token_ids), (known, *label))
             row = row._replace(lengths=tuple(lengths))
             rows.append(row._replace(marks=np.concatenate(marks) if marks else None))
         counts[SAME] = counts.get(SAME, 0) + same

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.batch import Batch
+from bert_jax.errors import InputError
 from bert_jax.model.heads import embedding
 from bert_jax.model.heads.embedding import EMBEDDINGS, LOSSES, Texts
 from bert_jax.settings.finetuning import POOLINGS, EmbeddingConfig, TaskConfig
@@ -58,6 +59,36 @@ def expected_info_nce(vectors, temperature):
         losses.append(np.log(np.exp(own) + np.exp(others).sum()) - own)
         right.append(own > max(others))
     return sum(losses), sum(right)
+
+
+TAUGHT = np.random.default_rng(9).normal(size=(6, 3)).astype(np.float32) * 3
+
+
+def taught_losses(vectors, name):
+    """Returns the loss of four examples with a hard negative or more, for margins, or of five."""
+    losses = []
+    for own, numbers, taught in zip(vectors.astype(np.float64), NUMBERS[:5], TAUGHT):
+        there = numbers[1:] >= 0
+        scores, taught = (own[1:] @ own[0])[there], taught[there]
+        if name == "margin_mse":
+            losses += [((scores[0] - scores[n]) - (taught[0] - taught[n])) ** 2 for n in range(1, len(scores))]
+        else:
+            target = log_softmax(taught)
+            losses.append(np.sum(np.exp(target) * (target - log_softmax(scores / 0.7))))
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize("name", ["margin_mse", "kl"])
+def test_scores_of_a_teacher(name):
+    head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(loss=name, temperature=0.7)))
+    places = np.arange(24, dtype=np.int32).reshape(6, 4)
+    batch = type("B", (), {"labels": Texts(places, NUMBERS, SCORES, TAUGHT)})()
+    total, weight = jax.jit(lambda vectors: head.losses(vectors, batch, WEIGHTS)["loss"])(VECTORS)
+    there = np.where(NUMBERS[..., None] >= 0, VECTORS, 0)
+    assert float(total / weight) == pytest.approx(taught_losses(there, name), rel=1e-5)
+    batch.labels = batch.labels._replace(taught=None)
+    with pytest.raises(InputError, match=f"embedding.loss {name} needs a teacher's scores"):
+        head.losses(jnp.asarray(VECTORS), batch, WEIGHTS)
 
 
 def expected_gist(vectors, guide, temperature, margin):

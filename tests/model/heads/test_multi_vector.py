@@ -102,6 +102,27 @@ def losses_of(vectors, **settings):
     return head.losses(vectors.reshape(-1, size, vectors.shape[-1]), batch, head.weights(batch))
 
 
+def test_margins_of_a_teacher():
+    """Scores are those of the passages of an example alone."""
+    taught = np.array([[1.0, -2.0], [0.5, 0.0], [3.0, 1.0], [0.0, 4.0]], np.float32)[: len(NUMBERS)]
+    taught = np.resize(taught, (len(NUMBERS), NUMBERS.shape[1] - 1)).astype(np.float32)
+    examples, kinds, size = VECTORS.shape[:3]
+    places = np.arange(examples * kinds * size, dtype=np.int32).reshape(examples, kinds, size)
+    batch = multi_vector.Batch(*[None] * 5, labels=Texts(places, NUMBERS, np.zeros(examples), taught))
+    settings = EmbeddingConfig(kind="multi_vector", loss="margin_mse")
+    head = MULTI_VECTORS.as_set(TaskConfig(embedding=settings))
+    vectors = jnp.asarray(VECTORS.reshape(-1, size, VECTORS.shape[-1]))
+    total, weight = head.losses(vectors, batch, head.weights(batch))["loss"]
+    errors = []
+    for own, numbers, known in zip(VECTORS.astype(np.float64), NUMBERS, taught):
+        if numbers[0] < 0:
+            continue
+        asks = own[0][own[0].any(axis=-1)]
+        scores = [(asks @ text[text.any(axis=-1)].T).max(axis=1).sum() for text in own[1:][numbers[1:] >= 0]]
+        errors += [((scores[0] - scores[n]) - (known[0] - known[n])) ** 2 for n in range(1, len(scores))]
+    assert len(errors) == int(weight) > 1 and float(total / weight) == pytest.approx(np.mean(errors), rel=1e-5)
+
+
 def make_rows(expansion=UNSEEN, count=24):
     """Rows of a query filled up to six tokens, a positive and maybe a negative, whose token 9 does not count."""
     random, rows = np.random.default_rng(1), []

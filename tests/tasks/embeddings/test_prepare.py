@@ -24,7 +24,7 @@ from bert_jax.batches.shapes import needed_flops
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import StoppedError
 from bert_jax.model.heads.embedding import EMBEDDINGS
-from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, RankingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.storage.files import sha256_file
@@ -33,6 +33,7 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import prepare as module
 from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
+from bert_jax.tasks.reranking import RankingExample
 
 WORDS = ("ban", "bes", "kut", "dar", "lin", "mot", "the", "gen")
 
@@ -82,7 +83,7 @@ def assert_same_rows(one, other):
     hashes = other._rows.gather(np.arange(len(other)))["texts"]
     for number, (mine, stored, texts) in enumerate(zip(one, other, hashes)):
         assert stored.example == number and stored.lengths == mine.lengths
-        assert stored.label[0] == np.float32(mine.label[0])  # as batches have it
+        np.testing.assert_array_equal(stored.label[0], np.float32(mine.label[0]))  # as batches have it
         np.testing.assert_array_equal(stored.token_ids, mine.token_ids)
         for ours, theirs in zip(mine.label[1:], texts.tolist()):
             assert known.setdefault(theirs, ours) == ours
@@ -145,6 +146,46 @@ def test_rows_are_those_of_the_table(model, tmp_path, monkeypatch, kind):
     assert_same_rows(one, other)
     assert needed_flops(ModelConfig(), one) == needed_flops(ModelConfig(), other)
     assert other[-1].lengths == one[-1].lengths and [row.example for row in other[3:5]] == [3, 4]
+
+
+def test_scores_of_a_teacher_and_candidates_of_a_reranker(model, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [row | {"scores": rng.normal(size=1 + len(row["negative"])).tolist()} for row in pairs(20)]
+    rows[3] |= {"anchor": "ban " * 12, "positive": "kut " * 20}  # both are cut
+    table = write_jsonl(tmp_path / "train.jsonl", rows)
+    manifest = prepared(table, model, tmp_path / "pairs")
+    assert manifest["taught"] and manifest["smallest_score"] < 0 < manifest["largest_score"]
+    _, (one, other) = both(table, tmp_path / "pairs", model, loss="margin_mse")
+    assert_same_rows(one, other)
+    assert len(one[2].label[0]) == 3
+    plain = write_jsonl(tmp_path / "plain.jsonl", pairs(20))
+    prepared(plain, model, tmp_path / "plain")
+    for source, output, loss in ((table, "pairs", "mse"), (plain, "plain", "softmax")):
+        ranking = RankingConfig(loss=loss)
+        task = make_task(TaskConfig(name="reranking", max_seq_length=16, ranking=ranking))
+        tokenizer = load_pretrained(model).tokenizer.cutting_as_hub()
+        found = task.read(str(tmp_path / output), "train")
+        assert task.settle(found) == task.config
+        stored = task.make_rows(found, tokenizer, True).rows
+        # those of the table that are not alike, and here also those
+        every = [example_of(json.loads(line)) for line in source.read_text().splitlines()]
+        wanted = task.make_rows(every, tokenizer, True).rows
+        assert len(stored) == len(wanted) == 20
+        for mine, theirs, lengths in zip(wanted, stored, stored.lengths.tolist()):
+            assert mine.lengths == theirs.lengths == tuple(filter(None, lengths))
+            np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
+            np.testing.assert_array_equal(mine.type_ids, theirs.type_ids)
+            np.testing.assert_array_equal(theirs.label, np.float32(mine.label))
+    task = make_task(TaskConfig(name="reranking", max_seq_length=16, ranking=RankingConfig(loss="bce")))
+    assert "is not from 0 to 1" in message(task.settle, task.read(str(tmp_path / "pairs"), "train"))
+    prepared(write_jsonl(tmp_path / "few.jsonl", pairs(9, negatives=0)), model, tmp_path / "few")
+    assert "has no hard negatives" in message(task.settle, task.read(str(tmp_path / "few"), "train"))
+
+
+def example_of(row):
+    negatives = [text for text in row["negative"] if text != row["positive"]]
+    grades = row.get("scores") or [1.0] + [0.0] * len(negatives)
+    return RankingExample(row["anchor"], (row["positive"], *negatives), tuple(grades))
 
 
 @pytest.mark.parametrize(("pack", "bucket"), [("on", True), ("off", True), ("off", False)])

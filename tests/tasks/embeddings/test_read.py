@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.beir import OWN_TEXT
 from bert_jax.tasks.embeddings.read import NO_TEXT, SAME, read_texts
 
@@ -85,6 +86,25 @@ def test_labels_that_are_not_used_are_said(tmp_path):
     rows = [("anchor", "positive", "negative", "score"), ("a", "b", "c", "1")]
     found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
     assert texts(found) == [("a", "b", "c")] and found.counts == {"'score' is not used with negatives:": 1}
+
+
+def test_scores_of_a_teacher_stay_with_their_texts(tmp_path):
+    def read(*rows):
+        (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return read_texts(CONFIG, str(tmp_path / "train.jsonl"), "train")
+
+    row = {"query": "a", "positive": ["b", "c"], "negative": ["d", "b", ""], "scores": [4, 3.5, 1, -2, 0]}
+    with pytest.raises(InputError, match=r"train\.jsonl:1 has 5 scores for 4 positives and negatives"):
+        read(row)
+    found = read(row | {"negative": ["d", "b", " "]})
+    assert texts(found) == [("a", "b", "d"), ("a", "c", "d", "b")] and found.counts["negatives equal to the positive"]
+    assert [each.scores for each in found] == [(4.0, 1.0), (3.5, 1.0, -2.0)]
+    task = make_task(dataclasses.replace(CONFIG, embedding=EmbeddingConfig(loss="kl")))
+    assert task.settle(found).embedding.loss == "kl"
+    with pytest.raises(InputError, match="not all examples have them"):
+        task.settle(read({"query": "a", "positive": "b", "negative": "c"}, row | {"negative": ["d", "b", " "]}))
+    with pytest.raises(InputError, match=r"train\.jsonl:1"):
+        read({"query": "a", "positive": "b", "negative": "c", "scores": ["x", 1]})
 
 
 def test_graded_pairs_choose_the_metric_of_dev(tmp_path):

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared pairs as a reranker reads them: each query with every text that was prepared with it, as a pair."""
+
+from typing import Any
+
+import numpy as np
+
+from bert_jax.batch import Row
+from bert_jax.batches.pack import StoredRows
+from bert_jax.tasks.embeddings.prepared import PreparedPairs
+from bert_jax.text.fitting import join_texts
+from bert_jax.text.tokenizer import Tokenizer
+
+
+class CandidateRows(StoredRows):
+    """The rows of prepared pairs, joined to pairs of texts when a batch has them.
+
+    Grades are the scores of the data, or else 1 of the positive and 0 of hard negatives. They are the rows of the table
+    that was prepared, but for a pair of two texts that were both cut there: the second then keeps the odd token.
+    """
+
+    def __init__(self, pairs: PreparedPairs, tokenizer: Tokenizer, max_length: int) -> None:
+        rows = pairs.rows
+        self.stretches, self.weights = rows.stretches, rows.weights
+        self.fingerprint = rows.fingerprint
+        self._rows, self._tokenizer, self._max_length = rows, tokenizer, max_length
+        self._has_grades = pairs.are_taught or pairs.is_graded
+        # [CLS] and [SEP] stand at the ends of every text that was prepared
+        added = 2 + len(tokenizer.between)
+        query, texts = rows.lengths[:, :1].astype(np.int32), rows.lengths[:, 1:]
+        joined = np.minimum(query - 2 + texts - 2 + added, max_length)
+        self.lengths = np.where(texts > 0, joined, 0).astype(np.uint16)
+
+    def take(self, numbers: np.ndarray) -> list[Row]:
+        return [self._joined(row) for row in self._rows.take(numbers)]
+
+    def _joined(self, row: Row) -> Row:
+        query, *texts = np.split(row.token_ids, np.cumsum(row.lengths)[:-1])
+        pairs = [
+            join_texts(self._tokenizer, query[1:-1].tolist(), text[1:-1].tolist(), self._max_length)
+            for text in texts
+        ]
+        grades = row.label[0] if self._has_grades else (1.0, *[0.0] * (len(texts) - 1))
+        return row._replace(
+            token_ids=np.concatenate([pair.token_ids for pair in pairs]),
+            type_ids=np.concatenate([pair.type_ids for pair in pairs]),
+            lengths=tuple(len(pair.token_ids) for pair in pairs),
+            label=(0.0, *grades),
+        )
+
+    def __getitem__(self, number: Any) -> Any:
+        found = self._rows[number]
+        return list(map(self._joined, found)) if isinstance(number, slice) else self._joined(found)
