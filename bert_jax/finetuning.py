@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning, from a pre-trained model and a task's data to a model that does the task: the wiring, on one page."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, RowShape
 from bert_jax.batches.examples import Batching, choose_batching, train_batches
+from bert_jax.batches.pack import StoredRows
 from bert_jax.batches.shapes import row_group
 from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import Pretrained, leave_pretrained
@@ -104,7 +106,9 @@ def finetune(
         )
         return whole
 
-    with open_run(training, workdir, load, started) as run:
+    rows = data.train.rows
+    reading = contextlib.closing(rows) if isinstance(rows, StoredRows) else contextlib.nullcontext()
+    with reading, open_run(training, workdir, load, started) as run:
         unused.clear()
         # results of fewer epochs must not be taken for those of this run
         if run.step < train.num_steps:

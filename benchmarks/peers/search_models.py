@@ -112,6 +112,9 @@ class SearchModel(Work):
         work, kind = self.work, KINDS[mode]
         torch.manual_seed(work["seed"])
         model = kind.model(work["start"], work["max_seq_length"])
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
         started, used = time.perf_counter(), time.process_time()
         rate = self._train(model, kind, mode == "reranker")
         spent = {

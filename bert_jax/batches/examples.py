@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from jax.sharding import Mesh
@@ -10,12 +11,13 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, Row
 from bert_jax.batches.load import prefetch
 from bert_jax.batches.make import batch_of_layout, texts_apart
-from bert_jax.batches.order import Mix, mix_by_weights, plan_epoch
+from bert_jax.batches.order import Mix, StreamedPlan, mix_by_weights, plan_epoch
 from bert_jax.batches.pack import (
     Layout,
     Shape,
     Sizes,
     StoredRows,
+    Streamed,
     layout_alone,
     layout_packed,
     longest_of,
@@ -145,6 +147,11 @@ def mix_of(rows: Sequence[Row], data: FinetuneDataConfig) -> Mix:
     return mix_by_weights(stretches, weights, data.source_batches)
 
 
+def _rows_of(stream: Streamed, begin: int, end: int) -> np.ndarray:
+    """Returns the rows of a stream from a place on, counted over all epochs, up to another."""
+    return stream.train_rows(0, np.arange(begin, end), end)[0]
+
+
 def train_batches(
     rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh
 ) -> Iterator[Batch]:
@@ -156,13 +163,28 @@ def train_batches(
     size, bucket = batching.batch_size, batching.bucket and batching.shape is None
     num_steps = batching.num_steps(len(rows))
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
+    streamed = None
+    if isinstance(rows, StoredRows) and rows.streams:
+        streamed = StreamedPlan(
+            mix=batching.mix or Mix(rows.stretches, rows.stretches),
+            lengths=lengths,
+            batch_size=size,
+            seed=batching.seed,
+            bucket=bucket,
+            take=[partial(_rows_of, stream) for stream in rows.streams],
+        )
 
-    def make(step: int) -> Batch:
+    def numbers_at(step: int) -> np.ndarray:
+        if streamed is not None:
+            return streamed.at(step)
         epoch, index = divmod(step, num_steps)
         if epoch not in plans:
             plans.clear()
             plans[epoch] = plan_epoch(lengths, size, batching.seed, epoch, bucket, batching.mix)
-        numbers = plans[epoch][index]
+        return plans[epoch][index]
+
+    def make(step: int) -> Batch:
+        numbers = numbers_at(step)
         parts = rows_with(rows, numbers)
         if batching.texts:
             parts = texts_apart(parts, batching.texts, numbers.tolist())

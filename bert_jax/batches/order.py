@@ -5,6 +5,7 @@ There is no state between batches, so a resumed run and any number of hosts see 
 be restored.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +108,85 @@ def plan_epoch(
         return _cut(order, lengths, batch_size, rng, bucket)
     batches = [batch for order in drawn for batch in _cut(order, lengths, batch_size, rng, bucket)]
     return [batches[index] for index in rng.permutation(len(batches))]
+
+
+class StreamedPlan:
+    """Which rows batches have, where each source is read in an order of its own, in which it can be streamed.
+
+    A random order says from which source each row of an epoch is, or with `apart` each batch. With `bucket`, batches of
+    rows of similar lengths are made of some batches that follow one another.
+    """
+
+    def __init__(
+        self,
+        mix: Mix,
+        lengths: np.ndarray,
+        batch_size: int,
+        seed: int,
+        bucket: bool,
+        take: Sequence[Callable[[int, int], np.ndarray]],
+    ) -> None:
+        """Makes the plan. `take[s](begin, end)` are the rows at these places of source s, counted over all epochs."""
+        self._mix, self._lengths, self._take = mix, lengths, take
+        self._size, self._seed, self._bucket = batch_size, seed, bucket
+        self._num_steps = mix.num_steps(batch_size)
+        self._at_once = max(1, min(_CHUNK, self._num_steps // 4))
+        self._epoch, self._stretch = -1, (-1, -1)
+        self._labels, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._batches: list[np.ndarray] = []
+
+    def at(self, step: int) -> np.ndarray:
+        """Returns the numbers of the rows of the batch at a step."""
+        epoch, index = divmod(step, self._num_steps)
+        stretch, place = divmod(index, self._at_once)
+        if epoch != self._epoch:
+            self._epoch, (self._labels, self._ends) = epoch, self._draw(epoch)
+        if self._stretch != (epoch, stretch):
+            self._stretch = epoch, stretch
+            self._batches = self._plan(epoch, stretch * self._at_once)
+        return self._batches[place]
+
+    def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source of each row of an epoch, and where each batch ends."""
+        mix, size, rng = self._mix, self._size, np.random.default_rng([self._seed, epoch])
+        sources = np.arange(len(mix.rows), dtype=np.int32)
+        if not mix.apart:
+            labels = rng.permutation(np.repeat(sources, mix.drawn))
+            return labels, np.minimum(np.arange(1, self._num_steps + 1) * size, len(labels))
+        of_batches = rng.permutation(np.repeat(sources, [-(-drawn // size) for drawn in mix.drawn]))
+        sizes = np.full(self._num_steps, size)
+        for source, drawn in enumerate(mix.drawn):
+            (places,) = np.nonzero(of_batches == source)
+            if len(places):  # the last one may not be full
+                sizes[places[-1]] = drawn - size * (len(places) - 1)
+        return np.repeat(of_batches, sizes), np.cumsum(sizes)
+
+    def _plan(self, epoch: int, first: int) -> list[np.ndarray]:
+        """Returns the batches first, first + 1, ... of a stretch of an epoch."""
+        ends, mix = self._ends[first : first + self._at_once], self._mix
+        begin = int(self._ends[first - 1]) if first else 0
+        labels = self._labels[begin : ends[-1]]
+        before = np.bincount(self._labels[:begin], minlength=len(mix.rows))
+        numbers, start = np.empty(len(labels), np.int64), 0
+        for source, (num_rows, drawn) in enumerate(zip(mix.rows, mix.drawn)):
+            (places,) = np.nonzero(labels == source)
+            if len(places):
+                place = epoch * drawn + int(before[source])
+                end = place + len(places)
+                taken = start + self._take[source](place, end)
+                if self._bucket and mix.apart:
+                    like = np.argsort(self._lengths[taken], kind="stable")
+                    taken = taken[like]
+                numbers[places] = taken
+            start += num_rows
+        if self._bucket and not mix.apart:
+            like = np.argsort(self._lengths[numbers], kind="stable")
+            numbers = numbers[like]
+        batches = np.split(numbers, ends[:-1] - begin)
+        if not self._bucket:
+            return batches
+        rng = np.random.default_rng([self._seed, epoch, first])
+        return [batches[index] for index in rng.permutation(len(batches))]
 
 
 def _cut(

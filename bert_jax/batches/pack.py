@@ -8,7 +8,7 @@ Letters: `batch.py`.
 
 import abc
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,6 +44,24 @@ class Shape(NamedTuple):
     group: int  # B is a multiple of it: the devices that rows are divided over x microbatches
 
 
+class Streamed(Protocol):
+    """Rows in an order in which they can be read in blocks."""
+
+    def train_rows(
+        self, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the row [n] and the epoch [n] of each place, ascending, of the batch at a step."""
+        ...
+
+    def gather(self, row_indices: np.ndarray) -> np.ndarray:
+        """Returns the rows [n] with these indices [n], in their order."""
+        ...
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        ...
+
+
 class StoredRows(Sequence[Row]):
     """Rows of a task that are read when a batch has them, and not before: there may be any number.
 
@@ -54,6 +72,8 @@ class StoredRows(Sequence[Row]):
     stretches: tuple[int, ...]  # rows of each source; they follow one another
     weights: tuple[float, ...] = ()  # of the sources; () takes each row once
     fingerprint: str  # a sha256 of inputs and labels
+    # of each source, if they are read while a run trains, in an order for it; () if they are on this machine
+    streams: "Sequence[Streamed]" = ()
 
     @abc.abstractmethod
     def take(self, numbers: np.ndarray) -> list[Row]:
@@ -61,6 +81,16 @@ class StoredRows(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def like(self, rows: "StoredRows") -> None:
+        """Takes over what is not of single rows from others, which these are made of."""
+        self.stretches, self.weights = rows.stretches, rows.weights
+        self.fingerprint, self.streams = rows.fingerprint, rows.streams
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        for stream in self.streams:
+            stream.close()
 
 
 def rows_with(rows: Sequence[Row], numbers: np.ndarray) -> list[Row]:

@@ -38,7 +38,7 @@ def open_for_training(
     Raises: InputError if a data set cannot be read, or cannot be streamed as the settings ask for.
     """
     abouts = [records.open_about(resolve(path), verify=config.verify) for path in paths]
-    large = any(about.url and about.num_bytes > config.cache_gb * 1e9 for about in abouts)
+    large = any(is_large(about, config) for about in abouts)
     if config.stream == "off" or (config.stream == "auto" and not large):
         return [records.open_rows(about, config.verify) for about in abouts], config.stream
     datasets = []
@@ -47,7 +47,7 @@ def open_for_training(
     for about, batch_size in zip(abouts, batch_sizes, strict=True):
         contents = " ".join(shard["sha256"] for shard in about.shards)
         num_streams = streams.setdefault(contents, choose_streams(config.streams, batch_size))
-        datasets.append(_open(about, config, num_streams))
+        datasets.append(open_streamed(about, config, num_streams))
     return datasets, "on"
 
 
@@ -81,8 +81,16 @@ def open_in_order(
     )
 
 
-def _open(about: About, config: DataConfig, num_streams: int) -> Dataset:
-    """Returns a data set, at a URL or on this machine, with the order of streams."""
+def is_large(about: About, config: DataConfig) -> bool:
+    """Returns whether a data set is at a URL, and larger than the cache."""
+    return bool(about.url) and about.num_bytes > config.cache_gb * 1e9
+
+
+def open_streamed(about: About, config: DataConfig, num_streams: int) -> Dataset:
+    """Returns a data set, at a URL or on this machine, with the order of streams.
+
+    Raises: InputError if it cannot be read, or if the cache is too small.
+    """
     splits, itemsize = about.manifest["splits"], about.dtype.itemsize
     blocks = {name: Blocks(splits[name]["shards"], about.dtype) for name in ("train", "heldout")}
     window_rows = max(

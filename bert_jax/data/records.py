@@ -335,8 +335,7 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """The sha256 of the contents of all shards."""
-        shards = [shard for split in self.manifest["splits"].values() for shard in split["shards"]]
-        return hashlib.sha256(" ".join(shard["sha256"] for shard in shards).encode()).hexdigest()
+        return fingerprint_of(self.manifest)
 
     @property
     def row_length(self) -> int:
@@ -360,6 +359,12 @@ class Dataset:
         """Stops background reads of remote rows, which cannot be read afterwards."""
         self.train.close()
         self.heldout.close()
+
+
+def fingerprint_of(manifest: JsonObject) -> str:
+    """Returns the sha256 of the contents of all shards."""
+    shards = [shard for split in manifest["splits"].values() for shard in split["shards"]]
+    return hashlib.sha256(" ".join(shard["sha256"] for shard in shards).encode()).hexdigest()
 
 
 class About(NamedTuple):

@@ -330,6 +330,13 @@ class FinetuneDataConfig(Section):
     bucket: bool = True
     # of prepared pairs with several sources: each batch has pairs of one, so that its negatives are of a kind
     source_batches: bool = False
+    # of prepared pairs: "on" reads rows in blocks during training, in an order made for it; "off" copies what is behind
+    # a URL before training; "auto" is "on" for data behind a URL that are larger than the cache
+    stream: str = choice("auto", "on", "off")
+    # megabytes of streamed rows that are shuffled together, over all sources
+    window_mb: float = setting(1024.0, least=ABOVE_0)
+    # gigabytes of the local disk of each process for streamed rows
+    cache_gb: float = setting(16.0, "nothing", least=ABOVE_0)
 
     def rules(self) -> Rules:
         yield (

@@ -21,8 +21,7 @@ class CandidateRows(StoredRows):
 
     def __init__(self, pairs: PreparedPairs, tokenizer: Tokenizer, max_length: int) -> None:
         rows = pairs.rows
-        self.stretches, self.weights = rows.stretches, rows.weights
-        self.fingerprint = rows.fingerprint
+        self.like(rows)
         self._rows, self._tokenizer, self._max_length = rows, tokenizer, max_length
         self._has_grades = pairs.are_taught or pairs.is_graded
         # [CLS] and [SEP] stand at the ends of every text that was prepared
@@ -36,15 +35,21 @@ class CandidateRows(StoredRows):
 
     def _joined(self, row: Row) -> Row:
         query, *texts = np.split(row.token_ids, np.cumsum(row.lengths)[:-1])
-        pairs = [
-            join_texts(self._tokenizer, query[1:-1].tolist(), text[1:-1].tolist(), self._max_length)
-            for text in texts
-        ]
-        grades = row.label[0] if self._has_grades else (1.0, *[0.0] * (len(texts) - 1))
+        of_query = query[1:-1].tolist()
+        token_ids, type_ids, lengths = [], [], []
+        for text in texts:
+            pair = join_texts(self._tokenizer, of_query, text[1:-1].tolist(), self._max_length)
+            token_ids.append(pair.token_ids)
+            type_ids.append(pair.type_ids)
+            lengths.append(len(pair.token_ids))
+        grades = [0.0] * len(texts)
+        grades[0] = 1.0
+        if self._has_grades:
+            grades = row.label[0]
         return row._replace(
-            token_ids=np.concatenate([pair.token_ids for pair in pairs]),
-            type_ids=np.concatenate([pair.type_ids for pair in pairs]),
-            lengths=tuple(len(pair.token_ids) for pair in pairs),
+            token_ids=np.concatenate(token_ids),
+            type_ids=np.concatenate(type_ids),
+            lengths=tuple(lengths),
             label=(0.0, *grades),
         )
 

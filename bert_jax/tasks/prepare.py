@@ -140,6 +140,8 @@ def prepare(
         )
     source = config.data.source or config.data.path
     examples = task.read(source, task.splits["train"][0])
+    if isinstance(examples, PreparedPairs):
+        examples.as_set(config.data)
     check_kind(task, "read", examples, (list, tuple, PreparedPairs), "a list of examples")
     if not examples:
         raise InputError(

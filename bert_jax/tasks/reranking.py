@@ -156,10 +156,9 @@ class RerankingTask(Task[RankingExample, Ranked]):
             ]
             counts[CUT] += sum(pair.was_cut for pair in pairs)
             if not training:
-                rows += [
-                    single_row(number, pair.token_ids, detail=place, type_ids=pair.type_ids)
-                    for place, pair in enumerate(pairs)
-                ]
+                for place, pair in enumerate(pairs):
+                    row = single_row(number, pair.token_ids, detail=place, type_ids=pair.type_ids)
+                    rows.append(row)
                 continue
             rows.append(
                 Row(

@@ -4,6 +4,7 @@
 import dataclasses
 import random
 import signal
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from commands import run_python
 from processes import finish, start, wait_for_lines
 
 import bert_jax
+from bert_jax.storage.places import to_place
 from bert_jax.training.report import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -140,6 +142,22 @@ def test_prepared_pairs_train_as_their_table(repository, prepared, pretrained, a
     command = arguments(prepared, pretrained, tmp_path / "two", "--config.train.accumulate=2")
     run_killed_and_again(repository, tmp_path / "two", command)
     assert_same_run(tmp_path / "two", alone)
+
+
+def test_pairs_are_streamed_by_two_processes_that_were_killed(repository, prepared, pretrained, bucket, tmp_path):
+    """From a bucket, in the order in which one process streams them from its disk."""
+    pairs, dev = prepared.split(",")
+    more = "--config.data.stream=on", "--config.data.window_mb=0.01"
+    finish(start(repository, arguments(prepared, pretrained, tmp_path / "one", *more), 1))
+    for path in filter(Path.is_file, Path(pairs).rglob("*")):
+        to_place(f"{bucket}/pairs/{path.relative_to(pairs).as_posix()}").write_bytes(path.read_bytes())
+    run_killed_and_again(
+        repository, tmp_path / "two", arguments(f"{bucket}/pairs,{dev}", pretrained, tmp_path / "two", *more)
+    )
+    for name, tolerance in (("loss", 2e-3), ("accuracy", 0.07)):
+        one, two = (records(tmp_path / each, "train", name) for each in ("one", "two"))
+        np.testing.assert_allclose(two, one, atol=tolerance)
+    assert len(one) == 12
 
 
 def test_sources_apart_are_the_same_in_four_processes(repository, prepared, pretrained, tmp_path):

@@ -220,6 +220,7 @@ def test_what_a_setting_affects_decides_what_may_change():
     assert set(affecting(PretrainConfig, *resumable)) == both | own
     assert set(affecting(FinetuneConfig, *resumable)) == both | {
         "train.num_epochs",
+        "data.cache_gb",
         "train.patience",
         "data.source",
         "sweep",

@@ -113,17 +113,32 @@ def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer
     # What values are, the values, and which of them are not: the first of these is told.
     rules = (
         (f"input_ids are {known}", ids, _beyond(ids, tokenizer)),
-        (f"input_ids begin with {tokenizer.cls_id}, [CLS] of the vocabulary", ids, ids[:, :1] != tokenizer.cls_id),
+        (
+            f"input_ids begin with {tokenizer.cls_id}, [CLS] of the vocabulary",
+            ids,
+            ids[:, :1] != tokenizer.cls_id,
+        ),
         ("input_mask is ones, 2 or more, then zeros", mask, (mask != real) | (lengths < 2)),
-        ("segment_ids are 0 in sentence A, 1 in B, and 0 in the padding", types,
-         (types != np.where(real, types.clip(0, 1), 0)) | (real & falls)),
+        (
+            "segment_ids are 0 in sentence A, 1 in B, and 0 in the padding",
+            types,
+            (types != np.where(real, types.clip(0, 1), 0)) | (real & falls),
+        ),
         ("masked_lm_weights are 0 or 1", weights, ~used & (weights != 0)),
-        ("masked_lm_weights of unused places come last", weights[:, 1:], used[:, 1:] & ~used[:, :-1]),
-        ("masked_lm_positions are in the sequence", positions, used & ((positions < 0) | (positions >= lengths))),
+        (
+            "masked_lm_weights of unused places come last",
+            weights[:, 1:],
+            used[:, 1:] & ~used[:, :-1],
+        ),
+        (
+            "masked_lm_positions are in the sequence",
+            positions,
+            used & ((positions < 0) | (positions >= lengths)),
+        ),
         ("masked_lm_positions are all different", ordered, ordered[:, 1:] == ordered[:, :-1]),
         (f"masked_lm_ids are {known}", labels, used & _beyond(labels, tokenizer)),
         (f"{LABELS} are 0 or 1", columns[LABELS], (columns[LABELS] < 0) | (columns[LABELS] > 1)),
-    )  # fmt: skip
+    )
     for rule, values, wrong in rules:
         for row, column in np.argwhere(wrong)[:1].tolist():
             raise refusal(

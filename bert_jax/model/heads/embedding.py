@@ -152,7 +152,9 @@ class Embeddings(Head):
         sizes = sizes or (logits.shape[-1],)
         results = [loss_of(vectors[..., :size], batch.labels, weights) for size in sizes]
         total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
-        return results[int(np.argmax(sizes))] | {"loss": (total, results[0]["loss"][1])}
+        weight = results[0]["loss"][1]
+        of_most = results[int(np.argmax(sizes))]
+        return of_most | {"loss": (total, weight)}
 
     def divergence(
         self, logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
@@ -170,14 +172,15 @@ class Embeddings(Head):
             if settings.loss in ("", "infonce"):
                 of_candidates = partial(divergence_of_candidates, temperature)
                 return search_batch(settings, batch.labels, of_candidates, vectors, target)
-            student, known = (_scores(settings, model) / temperature for model in (vectors, target))
+            student = _scores(settings, vectors) / temperature
+            known = _scores(settings, target) / temperature
             there = batch.labels.numbers[:, 1:] >= 0
-            return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(
-                jnp.sum(there, axis=1), 1
-            )
+            errors = jnp.sum(jnp.square(student - known) * there, axis=1)
+            return errors / jnp.maximum(jnp.sum(there, axis=1), 1)
 
         sizes = settings.sizes() or (logits.shape[-1],)
-        return jnp.sum(jnp.stack([apart(vectors[..., :size]) for size in sizes]), axis=0)
+        of_sizes = [apart(vectors[..., :size]) for size in sizes]
+        return jnp.sum(jnp.stack(of_sizes), axis=0)
 
     def mean_of(self, outputs: Sequence[jax.Array]) -> jax.Array:
         """Returns vectors whose cosines are the mean of those of several models."""
@@ -278,10 +281,11 @@ def info_nce(
     Source: van den Oord et al. 2018; Henderson et al. 2017 for negatives from the batch; Gao et al. 2021, "SimCSE", for
     hard negatives and for texts as their own positives. Both directions: Radford et al. 2021, half of each.
     """
-    metrics = search_batch(settings, texts, _nearest, vectors, compare=compare)
+    losses, right = search_batch(settings, texts, _nearest, vectors, compare=compare)
+    total = jnp.sum(weights)
     return {
-        name: (jnp.sum(metric * weights), jnp.sum(weights))
-        for name, metric in zip(("loss", "accuracy"), metrics)
+        "loss": (jnp.sum(losses * weights), total),
+        "accuracy": (jnp.sum(right * weights), total),
     }
 
 
@@ -531,9 +535,8 @@ def score_divergence(
     scores: jax.Array, taught: jax.Array, there: jax.Array, divisor: float
 ) -> tuple[jax.Array, jax.Array]:
     """Returns for each example how far the softmax of its texts' scores is from that of a teacher's, and 1."""
-    student, target = (
-        jnp.where(there, values, MASKED_SCORE) for values in (scores / divisor, taught)
-    )
+    student = jnp.where(there, scores / divisor, MASKED_SCORE)
+    target = jnp.where(there, taught, MASKED_SCORE)
     return class_divergence(student, target), jnp.ones(len(scores))
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import glob
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -191,12 +192,9 @@ def _prepare(
             max_texts=counts.most,
             ends=tuple(np.cumsum([piece.examples for piece in pieces]).tolist()),
         )
-        row_bytes = layout.dtype(tokenizer).itemsize
-        num_shards = -(-counts.examples * row_bytes // SHARD_BYTES)
-        shards = []
-        for index in range(num_shards):
-            first, last = (counts.examples * end // num_shards for end in (index, index + 1))
-            shards.append(_Shard(records.shard_name("train", index, num_shards), first, last))
+        source_ends = np.cumsum([len(own) for own in places]) - 1
+        ends = [layout.ends[last] for last in source_ends.tolist()]
+        shards = _shards(ends, layout.dtype(tokenizer).itemsize)
         made = run(functools.partial(_make_shard, job, layout), shards, "shards")
     lengths = [np.load(job.work / f"lengths-{shard.name}") for shard in shards]
     where = job.path / records.LENGTHS
@@ -321,6 +319,20 @@ class _Shard(NamedTuple):
     last: int
 
 
+def _shards(ends: Sequence[int], row_bytes: int) -> list[_Shard]:
+    """Returns shards of about the same size, each with examples of one source, which end at `ends`."""
+    parts, start = [], 0
+    for end in ends:
+        count = -(-(end - start) * row_bytes // SHARD_BYTES)
+        edges = [start + (end - start) * edge // count for edge in range(count + 1)]
+        parts += itertools.pairwise(edges)
+        start = end
+    return [
+        _Shard(records.shard_name("train", index, len(parts)), first, last)
+        for index, (first, last) in enumerate(parts)
+    ]
+
+
 class _Layout(NamedTuple):
     """The shape of rows, and where the examples of each file end among all."""
 
@@ -382,9 +394,14 @@ def _arrays(
         places = [each.where for each in examples if any(error.text in text for text in each.texts)]
         raise error.at(places[0] if places else "a text") from None
     texts = np.zeros(len(uses), _TEXT)
-    texts["length"] = [len(fitted[use].token_ids) for use in uses]
-    texts["hash"] = [_hash(fitted[use].known) for use in uses]
-    texts["score"] = [score for example in examples for score in _scores(example)]
+    scores: list[float] = []
+    for example in examples:
+        scores += _scores(example)
+    lengths, hashes = [], []
+    for use in uses:
+        lengths.append(len(fitted[use].token_ids))
+        hashes.append(_hash(fitted[use].known))
+    texts["length"], texts["hash"], texts["score"] = lengths, hashes, scores
     table = np.zeros(len(examples), _EXAMPLE)
     table["count"] = [len(example.texts) for example in examples]
     ends = np.cumsum(table["count"], dtype=np.int64)
@@ -413,8 +430,12 @@ def _arrays(
 
 def _scores(example: TextsExample) -> list[float]:
     """Returns a score for each text: of a graded pair, a teacher's, or 0."""
-    known = example.scores or (example.score or 0.0,)
-    return [0.0, *known, *[0.0] * (len(example.texts) - 1 - len(known))]
+    scores = [0.0] * len(example.texts)
+    if example.scores:
+        scores[1:] = example.scores
+    elif example.score is not None:
+        scores[1] = example.score
+    return scores
 
 
 def _hash(content: bytes) -> int:

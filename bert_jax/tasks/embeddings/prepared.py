@@ -4,6 +4,9 @@
 `prepare` makes them. They are the same rows, in the same order, as those of the tables that they were made of.
 """
 
+import dataclasses
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -11,18 +14,22 @@ import numpy as np
 
 from bert_jax.batch import Row
 from bert_jax.batches.pack import StoredRows
+from bert_jax.batches.stream import StreamedSplit, is_large, open_streamed
 from bert_jax.data import records
 from bert_jax.data.blocks import RowSource
 from bert_jax.errors import InputError
-from bert_jax.settings.finetuning import OF_SCORES, TaskConfig
+from bert_jax.settings.finetuning import OF_SCORES, FinetuneDataConfig, TaskConfig
+from bert_jax.settings.pretraining import DataConfig
 from bert_jax.storage import files, schema, urls
-from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import MANIFEST, resolve
 from bert_jax.storage.schema import Count, FileName, Meta, Sha256
 from bert_jax.text.tokenizer import Tokenizer
 
 # Of the settings of a task, what prepared pairs were made with, and a run must have too.
 MADE_WITH = ("max_seq_length", "query_prompt", "passage_prompt")
+
+
+_REMEDY = "it is damaged, so copy it again or prepare the pairs again"
 
 
 class Source(NamedTuple):
@@ -73,14 +80,20 @@ class PairRows(StoredRows):
 
     def __init__(
         self,
-        rows: RowSource,
+        rows: RowSource | Sequence[StreamedSplit],
         lengths: np.ndarray,
         sources: list[Source],
         fingerprint: str,
         has_scores: bool = False,
     ) -> None:
-        """Makes the rows; those that `has_scores` have a label of a teacher's scores in place of a pair's."""
-        self.lengths, self.fingerprint, self._rows = lengths, fingerprint, rows
+        """Makes the rows, of all sources together, or streamed, of each.
+
+        Those that `has_scores` have a label of a teacher's scores in place of a pair's.
+        """
+        self.lengths, self.fingerprint = lengths, fingerprint
+        self._rows = rows
+        if isinstance(rows, Sequence):
+            self.streams = rows
         self._has_scores = has_scores
         self.stretches = tuple(source.rows for source in sources)
         weights = tuple(source.weight for source in sources)
@@ -88,7 +101,7 @@ class PairRows(StoredRows):
 
     def take(self, numbers: np.ndarray) -> list[Row]:
         """Returns the rows with these numbers. Among them, equal texts have equal numbers, from 0 on."""
-        found = self._rows.gather(np.asarray(numbers, np.int64))
+        found = self._gather(np.asarray(numbers, np.int64))
         # numbers of 32 bits, as batches have them, in place of the hashes
         _, known = np.unique(found["texts"], return_inverse=True)
         known = known.reshape(found["texts"].shape)
@@ -107,6 +120,19 @@ class PairRows(StoredRows):
             )
         return rows
 
+    def _gather(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the records of rows, in their order."""
+        if not isinstance(self._rows, Sequence):
+            return self._rows.gather(numbers)
+        records = np.empty(len(numbers), self._rows[0].dtype)
+        ends = np.cumsum(self.stretches)
+        homes = np.searchsorted(ends, numbers, side="right")
+        for home in np.unique(homes):
+            inside = homes == home
+            start = ends[home] - self.stretches[home]
+            records[inside] = self._rows[home].gather(numbers[inside] - start)
+        return records
+
     def _score(self, record: Any, count: int) -> Any:
         scores = tuple(record["scores"][: count - 1].tolist())
         return scores if self._has_scores else scores[0]
@@ -122,8 +148,11 @@ class PairRows(StoredRows):
 class PreparedPairs:
     """The examples of prepared pairs, as far as they are known without reading them."""
 
-    def __init__(self, place: str, manifest: JsonObject, rows: PairRows) -> None:
-        self.place, self.rows = place, rows
+    def __init__(self, place: str, about: records.About, has_scores: bool, verify: bool) -> None:
+        self.place, manifest = place, about.manifest
+        self._about, self._has_scores, self._verify = about, has_scores, verify
+        self._data = FinetuneDataConfig()
+        self._sources = [Source(**source) for source in manifest["sources"]]
         self.is_graded, self.are_alone = manifest["graded"], manifest["alone"]
         self.are_taught = manifest["taught"]
         self.smallest_score, self.largest_score = (
@@ -133,12 +162,38 @@ class PreparedPairs:
         self.metric = "spearman" if self.is_graded else "ndcg@10"
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return sum(source.rows for source in self._sources)
+
+    def as_set(self, data: FinetuneDataConfig) -> None:
+        """Has rows be read as the settings of a run say, before they are asked for."""
+        self._data = data
+
+    @functools.cached_property
+    def rows(self) -> PairRows:
+        """The rows. Raises: InputError if they cannot be read, or are damaged."""
+        about, data = self._about, self._data
+        fingerprint = records.fingerprint_of(about.manifest)
+        config = DataConfig(data.path, seed=data.seed, verify=self._verify)
+        config = dataclasses.replace(config, window_mb=data.window_mb, cache_gb=data.cache_gb)
+        rows: RowSource | Sequence[StreamedSplit]
+        if data.stream == "on" or (data.stream == "auto" and is_large(about, config)):
+            rows = _streams(about, self._sources, config)
+            count = sum(stream.num_rows for stream in rows)
+        else:
+            rows = records.open_rows(about, self._verify).train
+            count = rows.num_rows
+        lengths = _lengths(about.path / about.manifest["lengths"]["name"])
+        shape = len(self), about.manifest["row"]["max_sequences"]
+        if lengths.shape != shape or count != len(self):
+            raise InputError(
+                f"{about.path / MANIFEST} has {len(self)} rows, and its files others; {_REMEDY}"
+            )
+        return PairRows(rows, lengths, self._sources, fingerprint, self._has_scores)
 
     @property
     def has_negatives(self) -> bool:
         """Whether an example may have hard negatives."""
-        return self.rows.lengths.shape[1] > 2
+        return self._about.manifest["row"]["max_sequences"] > 2
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raises: InputError if a run has another tokenizer than the one that made the pairs."""
@@ -165,8 +220,7 @@ def open_pairs(place: str, config: TaskConfig, verify: bool = True) -> PreparedP
     """
     about = records.open_about(resolve(place), verify=verify, form=records.PAIRS)
     manifest, where = about.manifest, about.path / MANIFEST
-    remedy = "it is damaged, so copy it again or prepare the pairs again"
-    schema.check(manifest, _Manifest, where, remedy)
+    schema.check(manifest, _Manifest, where, _REMEDY)
     options = manifest["identity"]["options"]
     run = {name: getattr(config.embedding, name) for name in MADE_WITH[1:]}
     run["max_seq_length"] = config.max_seq_length
@@ -179,19 +233,39 @@ def open_pairs(place: str, config: TaskConfig, verify: bool = True) -> PreparedP
             raise InputError(f"{made}; prepare it again with --{name}, or set task.{setting}")
     if about.url:
         urls.copy_beside(str(where), about.url, [manifest["lengths"]["name"]])
-    files.check_sizes(about.path, [manifest["lengths"]], remedy)
+    files.check_sizes(about.path, [manifest["lengths"]], _REMEDY)
     if verify:
-        files.check_sums(about.path, [manifest["lengths"]], remedy)
-    dataset = records.open_rows(about, verify)
-    lengths = _lengths(about.path / manifest["lengths"]["name"])
-    sources = [Source(**source) for source in manifest["sources"]]
-    count = sum(source.rows for source in sources)
-    shape = count, manifest["row"]["max_sequences"]
-    if lengths.shape != shape or dataset.train.num_rows != count:
-        raise InputError(f"{where} has {count} rows, and its files others; {remedy}")
+        files.check_sums(about.path, [manifest["lengths"]], _REMEDY)
     has_scores = config.name == "reranking" or config.embedding.loss in OF_SCORES
-    rows = PairRows(dataset.train, lengths, sources, dataset.fingerprint, has_scores)
-    return PreparedPairs(place, manifest, rows)
+    return PreparedPairs(place, about, has_scores, verify)
+
+
+def _streams(
+    about: records.About, sources: Sequence[Source], config: DataConfig
+) -> list[StreamedSplit]:
+    """Returns the rows of each source, which has shards of its own, in an order in which they can be streamed."""
+    config = dataclasses.replace(
+        config,
+        window_mb=config.window_mb / len(sources),
+        cache_gb=config.cache_gb / len(sources),
+    )
+    shards, streams = iter(about.shards), []
+    for source in sources:
+        own, left = [], source.rows
+        while left > 0 and (shard := next(shards, None)):
+            own.append(shard)
+            left -= shard["rows"]
+        if left:
+            raise InputError(
+                f"{about.path / MANIFEST} has no shards of its own for {source.name}; {_REMEDY}"
+            )
+        train = {"sequences": source.rows, "shards": own}
+        splits = about.manifest["splits"] | {"train": train}
+        part = about._replace(manifest=about.manifest | {"splits": splits})
+        stream = open_streamed(part, config, num_streams=1).train
+        assert isinstance(stream, StreamedSplit)
+        streams.append(stream)
+    return streams
 
 
 def _lengths(path: Path) -> np.ndarray:

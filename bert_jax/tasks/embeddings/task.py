@@ -361,8 +361,11 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
     results = _nearest(list(queries.values()), list(passages.values()), depth)
     ranked = []
     for query, cosines, numbers in zip(queries, results.scores, results.numbers):
-        found = [(names[n], float(cosine)) for cosine, n in zip(cosines, numbers) if n >= 0]
-        best = [(name, cosine) for name, cosine in found if name not in own[query]][:_DEPTH]
+        best = []
+        for cosine, number in zip(cosines, numbers):
+            if number >= 0 and names[number] not in own[query]:
+                best.append((names[number], float(cosine)))
+        del best[_DEPTH:]
         grades = [truth[query].get(name, 0.0) for name, _ in best]
         ranked.append(
             _Ranked(

@@ -68,11 +68,7 @@ class TokenRows(StoredRows):
             raise InputError(
                 f"embedding.query_length {most} is above the {config.max_seq_length} tokens of prepared texts; lower it"
             )
-        self.stretches, self.weights, self.fingerprint = (
-            rows.stretches,
-            rows.weights,
-            rows.fingerprint,
-        )
+        self.like(rows)
         self._rows, self._fit = rows, fit
         self._num_queries = rows.lengths.shape[1] if are_alone else 1
         self.lengths = np.array(rows.lengths)

@@ -18,9 +18,10 @@ from builders import drawn_params, make_pretrained, message
 
 from bert_jax import load_pretrained
 from bert_jax.batches.examples import choose_batching, train_batches
-from bert_jax.batches.order import Mix, mix_by_weights, plan_epoch
+from bert_jax.batches.order import Mix, StreamedPlan, mix_by_weights, plan_epoch
 from bert_jax.batches.pack import StoredRows
 from bert_jax.batches.shapes import needed_flops
+from bert_jax.data import blocks
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import StoppedError
 from bert_jax.model.heads.embedding import EMBEDDINGS
@@ -29,6 +30,7 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.storage.files import sha256_file
 from bert_jax.storage.places import to_place
+from bert_jax.tasks.candidates import CandidateRows
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import prepare as module
 from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
@@ -170,7 +172,7 @@ def test_scores_of_a_teacher_and_candidates_of_a_reranker(model, tmp_path):
         # those of the table that are not alike, and here also those
         every = [example_of(json.loads(line)) for line in source.read_text().splitlines()]
         wanted = task.make_rows(every, tokenizer, True).rows
-        assert len(stored) == len(wanted) == 20
+        assert isinstance(stored, CandidateRows) and len(stored) == len(wanted) == 20
         for mine, theirs, lengths in zip(wanted, stored, stored.lengths.tolist()):
             assert mine.lengths == theirs.lengths == tuple(filter(None, lengths))
             np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
@@ -333,7 +335,7 @@ def test_what_is_no_pairs_or_damaged_is_named(model, tmp_path):
         ("format", "bert_jax rows", "does not describe 'bert_jax pairs'; it is for pre-training"),
     ):
         (out / "manifest.json").write_text(json.dumps(manifest | {name: value}))
-        assert said in message(task.read, str(out), "train")
+        assert said in message(lambda: task.read(str(out), "train").rows)
     (out / "manifest.json").write_text(json.dumps(manifest | {"format": "of somebody else"}))
     assert "has no file such as" in message(task.read, str(out), "train")  # a directory as any
     (out / "manifest.json").write_text(json.dumps(manifest))
@@ -393,3 +395,75 @@ def test_sources_are_kept_apart_in_training(model, tmp_path):
     assert "these data have one; leave it out" in message(
         choose_batching, table, data, ModelConfig(), 1, "off", 10, True
     )
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("bucket", [False, True])
+@pytest.mark.parametrize("weights", [(), (1.0, 3.0)])
+def test_streamed_sources_are_mixed_in_their_own_orders(apart, bucket, weights):
+    """An epoch has the rows of its mix, each source goes on where the epoch before ended, and any step can be first."""
+    counts = (30, 50)
+    mix, lengths = mix_by_weights(counts, weights, apart), np.random.default_rng(0).integers(3, 60, 80)
+    asked = []
+
+    def take(source):
+        def rows(begin, end):
+            asked.append((source, begin, end))
+            return np.arange(begin, end) % counts[source]
+
+        return rows
+
+    def plan():
+        return StreamedPlan(mix, lengths, 8, 1, bucket, [take(0), take(1)])
+
+    steps, whole = mix.num_steps(8), plan()
+    epochs = [[whole.at(epoch * steps + step) for step in range(steps)] for epoch in range(2)]
+    for source in (0, 1):  # each place once, in order
+        own = [each[1:] for each in asked if each[0] == source]
+        assert own[0][0] == 0 and all(one[1] == other[0] for one, other in itertools.pairwise(own))
+        assert own[-1][1] == 2 * mix.drawn[source]
+    for batches in epochs:
+        rows = np.concatenate(batches)
+        assert [(rows < 30).sum(), (rows >= 30).sum()] == list(mix.drawn)
+        assert sorted(map(len, batches))[2:] == [8] * (steps - 2)
+        if apart:
+            assert all(len(set((batch >= 30).tolist())) == 1 for batch in batches)
+            of = [bool(batch[0] >= 30) for batch in batches]
+            assert of != sorted(of)
+    again = plan()
+    for step in (2 * steps - 1, 3, steps):
+        np.testing.assert_array_equal(again.at(step), epochs[step // steps][step % steps])
+    for source in (False, True) if apart else (None,):  # two batches that follow one another are made together
+        for first in range(0, steps, 2):
+            own = [lengths[batch] for batch in epochs[0][first : first + 2] if source in (None, batch[0] >= 30)]
+            own.sort(key=lambda each: (each.max(), each.min()))
+            assert not bucket or all(one.max() <= other.min() for one, other in itertools.pairwise(own))
+
+
+def test_pairs_are_streamed_from_a_bucket(model, tmp_path, bucket, monkeypatch):
+    """The batches are those of the same order on this disk, and no shard is copied."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 400)
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", pairs(40 + 9 * n, n)) for n in range(2)]
+    local = tmp_path / "pairs"
+    prepared(f"{files[0]},{files[1]}", model, local, weights=[2.0, 1.0])
+    prepared(f"{files[0]},{files[1]}", model, f"{bucket}/pairs", weights=[2.0, 1.0])
+    task = make_task(TaskConfig(name="embeddings", max_seq_length=16))
+    tokenizer, mesh = load_pretrained(model).tokenizer, make_mesh(MeshConfig(), jax.devices()[:2])
+    found, kept = [], []
+    for place in (f"{bucket}/pairs", str(local)):
+        examples = task.read(place, "train")
+        data = FinetuneDataConfig(path=place, batch_size=8, seed=3, stream="on", window_mb=0.002, cache_gb=1.6e-5)
+        examples.as_set(data)
+        rows = task.make_rows(examples, tokenizer, True).rows
+        assert len(rows.streams) == 2 and len(rows) == 89
+        batching = choose_batching(rows, data, ModelConfig(), 2, "on", 100, True)
+        batches = train_batches(rows, EMBEDDINGS, 3, batching, mesh)
+        found.append([jax.device_get(next(batches)) for _ in range(20)])
+        kept.append(rows)
+    for one, other in zip(*found):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert not list((tmp_path / "cache").rglob("train-*"))
+    assert kept[0][7].label[0] == kept[1][7].label[0]
+    for rows in kept:
+        rows.close()

@@ -129,8 +129,8 @@ def test_a_new_model_has_the_settings_of_its_kind_unless_others_are_given():
     [
         ({"pooling": "cls"}, "pooling, kept_dimensions and dimensions are of one vector"),
         ({"dimensions": "4"}, "pooling, kept_dimensions and dimensions are of one vector"),
-        ({"loss": "triplet"}, "has the loss infonce in one direction"),
-        ({"both_directions": True}, "has the loss infonce in one direction"),
+        ({"loss": "triplet"}, "has the losses infonce, in one direction"),
+        ({"both_directions": True}, "has the losses infonce, in one direction"),
         ({"skipped_words": "the"}, 'skipped_words "the" is no list of tokens; give punctuation, or as JSON'),
         ({"skipped_words": "[1]"}, "is no list of tokens"),
         ({"query_length": 4}, "query_length 4 is not from 5"),
