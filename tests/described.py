@@ -69,12 +69,28 @@ def words(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     return made
 
 
+def words_of_mpnet(lines: Sequence[str] = LINES, size: int = 200) -> Tokenizer:
+    """BERT's WordPiece with RoBERTa's ids: its special tokens first, and <mask> last."""
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size - 1, special_tokens=[*ROBERTA[:4], "[UNK]"], show_progress=False
+    )
+    made.train_from_iterator(lines, trainer)
+    vocab = made.get_vocab() | {"<mask>": made.get_vocab_size()}
+    made.model, made.decoder = models.WordPiece(vocab, unk_token="[UNK]"), decoders.WordPiece()
+    made.add_special_tokens([*ROBERTA])
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return made
+
+
 def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.TemplateProcessing:
     special = [(token, made.token_to_id(token)) for token in (cls, sep)]
     return processors.TemplateProcessing(single=f"{cls} $A {sep}", pair=pair, special_tokens=special)
 
 
-KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words}
+KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words,
+         "mpnet": words_of_mpnet}  # fmt: skip
 
 
 def write_described(
@@ -83,9 +99,11 @@ def write_described(
     """Writes tokenizer.json and tokenizer_config.json as transformers names their contents."""
     directory.mkdir(parents=True, exist_ok=True)
     made = KINDS[kind](lines) if size is None else KINDS[kind](lines, size)
-    names = ROBERTA if kind in ("roberta", "xlmr") else BERT
+    names = ROBERTA if kind in ("roberta", "xlmr", "mpnet") else BERT
     roles = ("cls", "pad", "sep", "unk", "mask")
     about = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{r}_token": n for r, n in zip(roles, names)}
+    if kind == "mpnet":
+        about |= {"unk_token": "[UNK]", "tokenizer_class": "MPNetTokenizer"}
     if kind == "modernbert":
         about["model_input_names"] = ["input_ids", "attention_mask"]
     described = json.loads(made.to_str())

@@ -17,10 +17,11 @@ from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def make_tokenizer(vocab_size: int, lowercase: bool = True) -> Tokenizer:
+def make_tokenizer(vocab_size: int, lowercase: bool = True, pad_id: int = 0) -> Tokenizer:
     """Returns a tokenizer of letters, `##` letters and made-up words."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    vocab = [*SPECIALS, *letters, *(f"##{letter}" for letter in letters)]
+    vocab = [*SPECIALS[1 : pad_id + 1], SPECIALS[0], *SPECIALS[pad_id + 1 :]]
+    vocab += [*letters, *(f"##{letter}" for letter in letters)]
     vocab += [f"word{index}" for index in range(max(0, vocab_size - len(vocab)))]
     return wordpiece_tokenizer(vocab[:vocab_size], lowercase)
 

@@ -274,10 +274,17 @@ RELATIVES = {
         "type_vocab_size": 0,
         "activation": "gelu_exact",
     },
+    "mpnet": {"family": "mpnet", "score_bias": "buckets", "type_vocab_size": 0},
 }
 
 
-@pytest.mark.parametrize("family", ["modernbert", pytest.param("bert", marks=pytest.mark.slow)])  # see test_acts
+@pytest.mark.parametrize(
+    "family",
+    [
+        "modernbert",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "mpnet")),  # see test_acts
+    ],
+)
 def test_in_float64_derivatives_are_those_of_differences(batch, family):
     config = tiny_model(vocab_size=167, compute_dtype="float64", **RELATIVES[family])
     head, random = HEADS["sequence_classification"], np.random.default_rng(0)

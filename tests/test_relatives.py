@@ -36,6 +36,7 @@ FAMILIES = {  # family -> its size, its kind of tokenizer
     "camembert": ("camembert-base", "xlmr"),
     "distilbert": ("distilbert", ""),
     "electra": ("electra-small", ""),
+    "mpnet": ("mpnet-base", "mpnet"),
     "modernbert": ("modernbert-mini", "modernbert"),
 }
 NAMES = {"b": "Ber", "d": "Dén", "f": "Fos"}  # what is found in texts, of more than one token; a label each
@@ -128,7 +129,7 @@ def start(tmp_path_factory):
 
 
 CASES = [(family, "classification") for family in FAMILIES]
-CASES += [(family, task) for family in ("roberta", "modernbert")
+CASES += [(family, task) for family in ("roberta", "mpnet", "modernbert")
           for task in ("ner", "squad1", "choice", "multilabel", "embeddings")]  # fmt: skip
 
 
@@ -153,7 +154,7 @@ def test_a_relative_learns_a_task_predicts_and_goes_back(start, tmp_path, family
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+@pytest.mark.parametrize("family", ["roberta", "mpnet", "modernbert"])
 def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, family):
     write_corpus(tmp_path / "text.txt")
     options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, holdout_rate=0.1)

@@ -86,6 +86,7 @@ _MODULES: tuple[tuple[str, ...], ...] = (
 # Parameters that BERT lacks; in families that lack them too, no parameter has such a name.
 _MORE: tuple[tuple[str, ...], ...] = (
     ("dense", "encoder/embeddings/project", "bert.embeddings_project"),
+    ("table", "encoder/score_bias", "bert.encoder.relative_attention_bias"),
     ("dense", "encoder/layers/mlp/gate", "bert.encoder.layer.{i}.gate.dense"),
     ("norm", "encoder/pooler/norm", "bert.pooler.norm"),
     ("dense", "discriminator/transform", "discriminator_predictions.dense"),
@@ -122,8 +123,8 @@ NAMES_OF_ACTIVATIONS = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new", "relu": "
 
 # The options of `ModelConfig` that a config.json does not mention, with the values of BERT.
 _FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
-    "pooling", "positions", "position_offset", "window", "norm", "norm_bias", "dense_bias", "feed_forward",
-    "embedding_size")}  # fmt: skip
+    "pooling", "positions", "position_offset", "score_bias", "window", "norm", "norm_bias", "dense_bias",
+    "feed_forward", "embedding_size")}  # fmt: skip
 
 
 _NOTHING: dict[str, Any] = {}
@@ -222,6 +223,7 @@ class Camembert(Roberta):
 
 
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
+_MPNET = "mpnet.encoder.layer.{i}.attention."
 
 
 class DistilBert(Family):
@@ -287,6 +289,34 @@ class Electra(Family):
         return {"embedding_size": config.embedding_width}
 
 
+class MPNet(Roberta):
+    """Song et al. 2020: a bias of scores by distance, no types, and padding's id is always 1."""
+
+    prefix, usual, base = "MPNet", "mpnet-base", "mpnet"
+    settings = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "type_vocab_size"}
+    fixed = _FIXED | {"type_vocab_size": 0, "position_offset": 2, "score_bias": "buckets"}
+    modules = Roberta.modules | {
+        "encoder/layers/attention/query": _MPNET + "attn.q",
+        "encoder/layers/attention/key": _MPNET + "attn.k",
+        "encoder/layers/attention/value": _MPNET + "attn.v",
+        "encoder/layers/attention/output": _MPNET + "attn.o",
+        "encoder/layers/attention/norm": _MPNET + "LayerNorm",
+    }
+    renamed = {
+        "ForSequenceClassification": {
+            "classifier.dense": "mpnet.pooler.dense",
+            "classifier.out_proj": "classifier",
+        }
+    }
+    # its code has these numbers, whatever config.json says
+    refused = (("relative_attention_num_buckets", (None, 32)), ("pad_token_id", (None, 1)))
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        rows, usual = settings.get("max_position_embeddings", 512), 1e-12
+        epsilon = settings.get("layer_norm_eps", usual)
+        return {"max_positions": rows - 2, "layer_norm_epsilon": epsilon}
+
+
 class ModernBert(Family):
     """Warner et al. 2024: rotary positions, local layers, norms before blocks."""
 
@@ -295,6 +325,7 @@ class ModernBert(Family):
     fixed = {
         "positions": "rotary",
         "position_offset": 0,
+        "score_bias": "none",
         "norm": "before",
         "feed_forward": "gated",
         "type_vocab_size": 0,
@@ -401,6 +432,7 @@ FAMILIES: dict[str, Family] = {
     "camembert": Camembert(),
     "distilbert": DistilBert(),
     "electra": Electra(),
+    "mpnet": MPNet(),
     "modernbert": ModernBert(),
 }
 

@@ -65,7 +65,6 @@ _PROBLEMS = ("regression", "single_label_classification", "multi_label_classific
 
 # Relatives that are refused, and the option that they would need.
 _NOT_COMPUTED = {
-    "mpnet": "relative positions (relative_attention_num_buckets)",
     "deberta": "disentangled attention (relative_attention, pos_att_type)",
     "deberta-v2": "disentangled attention (relative_attention, pos_att_type)",
     "albert": "layers that share their parameters (num_hidden_groups)",

@@ -44,6 +44,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"encoder/embeddings/word/embedding", ("vocab", "embed")),
     (r"encoder/embeddings/((position|type)/embedding|project/kernel)", (None, "embed")),
     (r"encoder/embeddings/(norm/scale|norm/bias|project/bias)", (None,)),
+    (r"encoder/score_bias/embedding", (None, None)),
     (r"encoder/layers/attention/(query|key|value)/kernel", ("layers", "embed", "heads")),
     (r"encoder/layers/attention/(query|key|value)/bias", ("layers", "heads")),
     (r"encoder/layers/attention/output/kernel", ("layers", "heads", "embed")),

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.product import product, widened
+from bert_jax.model.score_bias import add_bias
 from bert_jax.model.sequences import positions_in_sequence
 from bert_jax.settings.model import ModelConfig
 
@@ -32,6 +33,8 @@ class Sight(NamedTuple):
     # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
     local: jax.Array | None
     positions: jax.Array  # [B, L] in the sequence
+    # [D, N, buckets]: biases of scores, a copy for each of D groups of rows (`score_bias`)
+    biases: jax.Array | None = None
 
     def mask(self, is_global: bool) -> jax.Array:
         """Returns the mask [B, L, L] of a layer that sees whole sequences if `is_global`."""
@@ -46,7 +49,7 @@ def what_is_seen(config: ModelConfig, batch: Batch, keep_attentions: bool) -> Si
     in_blocks = isinstance(length, int) and (config.num_local > 0 or length > LONGEST_WHOLE)
     # Kernels and blocks never have the probabilities, and read all rows alike.
     needs_masks = keep_attentions or batch.causal is not None
-    if (config.attention == "fused" or in_blocks) and not needs_masks:
+    if (config.has_kernels or in_blocks) and not needs_masks:
         return Sight(sequence_ids, None, positions)
     causal = config.causal if batch.causal is None else batch.causal
     local = attention_mask(sequence_ids, causal, config.window) if config.num_local else None
@@ -60,15 +63,19 @@ def attend(
     attends: jax.Array,
     drop: Callable[[jax.Array], jax.Array],
     precision: str = "default",
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the context of each head, [B, L, N, D] in the dtype of `value`, and the probabilities [B, N, L, L].
 
     query, key and value have the shape of the context. `attends` [B, L, L] bool marks the keys that each query may see;
-    `drop` is the dropout of probabilities; `precision` is as in `product`.
+    `drop` is the dropout of probabilities; `precision` is as in `product`. `bias` is added to scores, as by `add_bias`.
     """
     scores = product("BQND,BKND->BNQK", query, key, precision=precision)
+    seen, scores = attends[:, None], scores * query.shape[-1] ** -0.5
+    if bias is not None:
+        scores = add_bias(scores, bias)
     # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
-    scores = jnp.where(attends[:, None], scores * query.shape[-1] ** -0.5, MASKED_SCORE)
+    scores = jnp.where(seen, scores, MASKED_SCORE)
     probabilities = jax.nn.softmax(scores, axis=-1)
     context = product(
         "BNQK,BKND->BQND", drop(probabilities).astype(value.dtype), value, precision=precision

@@ -4,7 +4,8 @@
 What is unusual here:
 
 - One encoder for BERT and its relatives. An option is a field of `ModelConfig`, named by what it does, and stands here
-  where the paper's page has its line: `norm`, `positions`, `feed_forward`, `window`, `pooling`, `block`.
+  where the paper's page has its line: `norm`, `positions`, `score_bias`, `feed_forward`, `window`, `pooling`,
+  `block`.
 - A row may hold several sequences. `sequence_ids` [B, L] is the padding mask and the mask between sequences at once:
   a query sees a key if their ids are equal and not 0. Positions start again with each sequence.
 - The layers' parameters are stacked on a leading axis, and one `scan` runs over them; where some see windows, over
@@ -49,6 +50,7 @@ from bert_jax.model.parts import (
     padded_normal,
     truncated_normal,
 )
+from bert_jax.model.score_bias import BUCKETS, bias_of
 from bert_jax.model.sequences import vectors_of_sequences
 from bert_jax.model.tables import copy_to_rows, look_up, look_up_words
 from bert_jax.settings.model import ModelConfig
@@ -144,7 +146,7 @@ class Attention(nn.Module):
             draws = config.attention_dropout_rate > 0 and not deterministic
             dropout_key = self.make_rng("dropout") if draws else None
             context = attend_by_ids(
-                config, query, key, value, sight.attends, is_global, dropout_key
+                config, query, key, value, sight.attends, is_global, dropout_key, sight.biases
             )
         else:
             heads = (*value.shape[:2], config.num_heads, config.head_size)
@@ -152,7 +154,10 @@ class Attention(nn.Module):
             dropout = Dropout(config.attention_dropout_rate)
             drop = functools.partial(dropout, deterministic=deterministic)
             attends, precision = sight.mask(is_global), config.matmul_precision
-            context, probabilities = attend(query, key, value, attends, drop, precision)
+            bias = None
+            if sight.biases is not None:
+                bias = bias_of(sight.biases, query.shape[1], key.shape[1])
+            context, probabilities = attend(query, key, value, attends, drop, precision, bias)
             context = checkpoint_name(context.reshape(stream.hidden.shape), SAVED)
 
         update = dense(name="output", stddev=config.output_stddev)(context)
@@ -242,6 +247,11 @@ class Encoder(nn.Module):
         embed = Embeddings(config, name="embeddings")
         embedded, word_table = embed(batch, sight.positions, deterministic)
         embedded = constrain_rows(embedded)
+        if config.score_bias == "buckets":  # a table for all layers
+            initial = truncated_normal(config.initializer_stddev)
+            table = nn.Embed(BUCKETS, config.num_heads, embedding_init=initial, name="score_bias")
+            of_rows = (batch.token_ids.shape[0], config.gradient_dtype)
+            sight = sight._replace(biases=copy_to_rows(table.embedding.T, *of_rows))
 
         def layer(is_global: bool) -> Callable[..., tuple[Stream, tuple]]:
             def run(module: Layer, stream: Stream, _: None = None) -> tuple[Stream, tuple]:

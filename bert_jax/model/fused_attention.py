@@ -28,6 +28,7 @@ from bert_jax.model.attention_kernels import AttentionShape, keeps
 from bert_jax.model.derivatives import with_rule
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.long_rows import in_blocks, in_windows, pays_in_windows
+from bert_jax.model.score_bias import bias_of
 from bert_jax.settings.model import ModelConfig
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
@@ -72,11 +73,12 @@ def attend_by_ids(
     ids: jax.Array,
     is_global: bool,
     dropout_key: jax.Array | None,
+    biases: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the context [B, L, H] of a layer without storing the scores of a row: by a kernel, in blocks or windows.
 
     query, key and value are [B, L, H], and ids [B, L] the sequence ids. `is_global` says whether the layer sees whole
-    sequences and not windows. Without `dropout_key` there is no dropout.
+    sequences and not windows. Without `dropout_key` there is no dropout. `biases` are those of `Sight`.
     """
     return fused_attention(
         query,
@@ -89,7 +91,8 @@ def attend_by_ids(
         dropout_key=dropout_key,
         precision=config.matmul_precision,
         window=0 if is_global else config.window,
-        use_kernels=config.attention == "fused",
+        use_kernels=config.has_kernels,
+        biases=biases,
     )
 
 
@@ -107,6 +110,7 @@ def fused_attention(
     interpret: str = "",
     window: int = 0,
     use_kernels: bool = True,
+    biases: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the context of all heads, [B, L, H] in the dtype of `value`; query, key and value have that shape.
 
@@ -116,7 +120,8 @@ def fused_attention(
     precision: as in `product`.
     interpret: the name of one of `kernels` runs it anywhere, slowly, for tests.
     window: the tokens to each side that a query sees; 0 is all. Kernels take it without dropout.
-    use_kernels: False computes without a kernel too.
+    use_kernels: False computes without a kernel too, as biases need it.
+    biases: of scores, as in `Sight`.
     """
     rows, _, hidden = query.shape
     shape = AttentionShape(
@@ -128,7 +133,8 @@ def fused_attention(
         keys = jax.lax.bitcast_convert_type(bits_of_rows(dropout_key, keys.shape), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
     if not use_kernels or (window and not _fitting(shape, query, interpret)):
-        return checkpoint_name(jax.checkpoint(functools.partial(_plain, shape))(*arrays), SAVED)
+        plain = jax.checkpoint(functools.partial(_plain, shape))
+        return checkpoint_name(plain(*arrays, biases=biases), SAVED)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
     divided = num_row_shards() * mesh.shape.get(tensor, 1)
     if mesh.empty:
@@ -232,14 +238,14 @@ def _by_platform(
     return jax.lax.platform_dependent(*arrays, default=functions["default"], **fitting)
 
 
-def _plain(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
+def _plain(shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None = None) -> jax.Array:
     """Computes the result of the kernels with `attend`, where rows are long in blocks."""
     query, key, value, sequence_ids, keys = arrays
     size = query.shape[1]
     if pays_in_windows(shape, size):
-        return in_windows(shape, *arrays)
+        return in_windows(shape, *arrays, biases=biases)
     if isinstance(size, int) and size > LONGEST_WHOLE and not shape.window:
-        return in_blocks(shape, *arrays)
+        return in_blocks(shape, *arrays, biases=biases)
 
     def drop(probabilities: jax.Array) -> jax.Array:
         kept = keeps(shape, size, keys[:, :, 0, None, None], keys[:, :, 1, None, None])
@@ -249,4 +255,6 @@ def _plain(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     query, key, value = (array.reshape(heads) for array in (query, key, value))
     attends = attention_mask(sequence_ids, shape.causal, shape.window)
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
-    return attend(query, key, value, attends, dropped, shape.precision)[0].reshape(arrays[2].shape)
+    bias = None if biases is None else bias_of(biases, size, size)
+    context, _ = attend(query, key, value, attends, dropped, shape.precision, bias)
+    return context.reshape(arrays[2].shape)

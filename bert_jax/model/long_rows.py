@@ -11,13 +11,19 @@ import jax.numpy as jnp
 
 from bert_jax.model.attention import attend
 from bert_jax.model.attention_kernels import AttentionShape, keeps_at
+from bert_jax.model.score_bias import bias_of
 
 SCORES = 2**20  # of a head in a block
 _SMALLEST = 64  # queries of a block in windows
 
 
-def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
-    """Returns the context [B, L, H] of query, key, value [B, L, H], sequence ids [B, L], keys of dropout [B, N, 2]."""
+def in_blocks(
+    shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None = None
+) -> jax.Array:
+    """Returns the context [B, L, H] of query, key, value [B, L, H], sequence ids [B, L], keys of dropout [B, N, 2].
+
+    `biases` of scores are those of `Sight`.
+    """
     query, key, value, ids, keys = arrays
     rows, size, hidden = query.shape
     count = -(-(size**2) // SCORES)
@@ -41,16 +47,18 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
 
         queries = queries.reshape(rows, block, shape.num_heads, shape.head_size)
         dropped = drop if shape.drops else (lambda probabilities: probabilities)
-        return attend(queries, of_keys, of_values, sees, dropped, shape.precision)[0].reshape(
-            rows, block, hidden
-        )
+        bias = None if biases is None else bias_of(biases, block, size, -start)
+        context, _ = attend(queries, of_keys, of_values, sees, dropped, shape.precision, bias)
+        return context.reshape(rows, block, hidden)
 
     blocks = tuple(jnp.moveaxis(_divided(array, block), 1, 0) for array in (query, ids))
     contexts = jax.lax.map(jax.checkpoint(of_block), (*blocks, jnp.arange(count) * block))
     return jnp.moveaxis(contexts, 0, 1).reshape(rows, count * block, hidden)[:, :size]
 
 
-def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
+def in_windows(
+    shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None = None
+) -> jax.Array:
     """Like `in_blocks`, with keys that are at most `shape.window` tokens away."""
     query, key, value, ids, keys = arrays
     rows, size, hidden = query.shape
@@ -85,7 +93,8 @@ def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     )
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
     sees = sees.reshape(rows * count, *sees.shape[2:])
-    context = attend(of_queries, of_keys, of_values, sees, dropped, shape.precision)[0]
+    bias = None if biases is None else bias_of(biases, block, 3 * block, -block)
+    context, _ = attend(of_queries, of_keys, of_values, sees, dropped, shape.precision, bias)
     return context.reshape(rows, count * block, hidden)[:, :size]
 
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import PyTree
+from bert_jax.model.score_bias import BUCKETS
 from bert_jax.settings.model import ModelConfig, check_has_words
 
 
@@ -73,6 +74,8 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
         "classifier": dense(hidden, num_classes),
         "span": dense(hidden, 2),
     }
+    if config.score_bias == "buckets":
+        params["encoder"]["score_bias"] = {"embedding": leaf(BUCKETS, config.num_heads)}
     if config.family == "electra":
         params["discriminator"] = {"transform": dense(hidden, hidden), "output": dense(hidden, 1)}
     return params

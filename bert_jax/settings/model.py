@@ -53,6 +53,9 @@ class ModelConfig(Section):
     positions: str = choice("learned", "none", "rotary", affects="model")
     # first row of the learned table that is used; 2 for RoBERTa
     position_offset: int = _count(0, least=0)
+    # "buckets": to scores is added a learned number for each head and distance, in 32 buckets, the same in all layers;
+    # kernels lack it, so attention=fused is computed without
+    score_bias: str = choice("none", "buckets", affects="model")
     # base of the wavelengths of rotary positions
     rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
     # the same in local layers
@@ -152,6 +155,11 @@ class ModelConfig(Section):
     def block(self) -> Block:
         """What stands before a classifier's logits."""
         return BLOCKS[self.family]
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether attention is that of kernels, where there are any."""
+        return self.attention == "fused" and self.score_bias == "none"
 
     @property
     def num_local(self) -> int:

@@ -18,7 +18,7 @@ class Block(NamedTuple):
 # The families by transformers' model_type. Source: the modeling files of transformers 5.
 BLOCKS: dict[str, Block] = {
     "bert": Block(),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), Block(dropout=True)),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), Block(dropout=True)),
     "distilbert": Block("relu", of_encoder=False, span_dropout=True),
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
     "modernbert": Block(
@@ -35,6 +35,11 @@ def _roberta(size: str, family: str = "roberta") -> tuple[str, dict[str, Any]]:
         "activation": "gelu_exact",
         "layer_norm_epsilon": 1e-5,
     }
+
+
+def _mpnet(size: str) -> tuple[str, dict[str, Any]]:
+    base, changes = _roberta(size, "mpnet")
+    return base, changes | {"type_vocab_size": 0, "score_bias": "buckets"}
 
 
 def _electra(size: str, **changes: int) -> tuple[str, dict[str, Any]]:
@@ -66,13 +71,14 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 
 
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
-# Clark et al. 2020, discriminators; Warner et al. 2024. The small ones of ModernBERT are ours.
+# Clark et al. 2020, discriminators; Song et al. 2020; Warner et al. 2024. The small ones of ModernBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
     "roberta-large": _roberta("large"),
     "xlm-roberta-base": _roberta("base", "xlm-roberta"),
     "xlm-roberta-large": _roberta("large", "xlm-roberta"),
     "camembert-base": _roberta("base", "camembert"),
+    "mpnet-base": _mpnet("base"),
     "distilbert": (
         "base",
         {"family": "distilbert", "num_layers": 6, "type_vocab_size": 0, "activation": "gelu_exact"},

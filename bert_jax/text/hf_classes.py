@@ -18,7 +18,7 @@ LONGEST = 100  # characters of a word, in the class of BERT
 _BERT, _MPNET, _CAMEMBERT = "BertTokenizer", "MPNetTokenizer", "CamembertTokenizer"
 # The class of a model whose files name none. ModernBERT's follows the file, whatever class they name.
 _OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "RobertaTokenizer",
-              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT}  # fmt: skip
+              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT, "mpnet": _MPNET}  # fmt: skip
 # Classes that compute without a tokenizer.json, some with programs for Japanese or Vietnamese.
 _ELSEWHERE = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "CanineTokenizer",
               "FlaubertTokenizer", "XLMTokenizer", "BartphoTokenizer")  # fmt: skip
@@ -129,14 +129,15 @@ def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
 
 
 def vocab_with_added(files: TokenizerFiles) -> tuple[JsonObject, JsonObject] | None:
-    """Returns tokenizer.json and settings of a vocab.txt to which other files add tokens; None if they add none."""
-    if VOCAB not in files.contents or class_of(files, files.settings) not in BERTS:
+    """Returns tokenizer.json and settings of a vocab.txt to which other files, or the class, add; else None."""
+    kind = class_of(files, files.settings)
+    if VOCAB not in files.contents or kind not in (*BERTS, _MPNET):
         return None
     model = {
         "vocab": {token: index for index, token in enumerate(files.vocab)},
         LONGEST_WORD: LONGEST,
     }
-    options = {"do_lower_case": is_lowercase(files.vocab, files.settings)}
+    options = {"do_lower_case": is_lowercase(files.vocab, files.settings)} if kind in BERTS else {}
     backend, settings, _ = as_loaded(files, {"model": model}, files.settings | options)
     return None if is_plain(backend, files.where) else (backend, settings)
 

@@ -148,7 +148,7 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
 
     scores = model.num_heads * row_length
     # Fused attention, blocks and windows keep no scores, and compute them again.
-    whole = model.attention == "plain" and not model.num_local and row_length <= LONGEST_WHOLE
+    whole = not model.has_kernels and not model.num_local and row_length <= LONGEST_WHOLE
     of_score = _KEPT_OF_SCORES[model.remat] if whole else 0
     if of_score:
         of_score += size - (0 if model.attention_dropout_rate else 1)

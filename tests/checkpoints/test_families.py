@@ -31,24 +31,33 @@ from bert_jax.model.objective import TaskObjective, encode, forward, parts_of
 from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.settings.relatives import BLOCKS
+from bert_jax.text.tokenizer import Tokenizer
 
 SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camembert": "camembert-base",
-         "distilbert": "distilbert", "electra": "electra-small", "modernbert": "modernbert-mini"}  # fmt: skip
+         "distilbert": "distilbert", "electra": "electra-small", "mpnet": "mpnet-base",
+         "modernbert": "modernbert-mini"}  # fmt: skip
+
+PADS = {"mpnet": 1}  # 0 in the others
 
 
 def small(family: str, **changes) -> ModelConfig:
-    """Returns a small model of a family, for a vocabulary whose padding has the id 0."""
+    """Returns a small model of a family, for a vocabulary whose padding has the id of `PADS`."""
     shape = {"vocab_size": 131, "hidden_size": 24, "num_heads": 3, "num_layers": 3, "intermediate_size": 20}
     shape |= {"max_positions": 30}
-    shape |= {"position_offset": 1} if model_size(SIZES[family]).position_offset else {}
+    if model_size(SIZES[family]).position_offset:
+        shape["position_offset"] = PADS.get(family, 0) + 1
     shape |= {"embedding_size": 16} if family == "electra" else {}
     return dataclasses.replace(model_size(SIZES[family]), **shape | changes)
+
+
+def tokenizer_of(family: str) -> Tokenizer:
+    return make_tokenizer(131, pad_id=PADS.get(family, 0))
 
 
 def bert_of(family: str, head: str, **changes) -> tuple:
     config = small(family, **changes)
     params = random_params(config, 3 if HEADS[head].has_labels else 1, parts=HEADS[head].parts_in(config))
-    return config, params, make_tokenizer(131), head, ("a", "b", "c") if HEADS[head].has_labels else ()
+    return config, params, tokenizer_of(family), head, ("a", "b", "c") if HEADS[head].has_labels else ()
 
 
 # Vectors of texts are written as a bare encoder.
@@ -80,6 +89,9 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
         ("bert", {}, {}),
         ("roberta", {}, {"position_offset": 2, "max_positions": 510}),
         ("roberta", {"pad_token_id": 0, "max_position_embeddings": 31}, {"position_offset": 1, "max_positions": 30}),
+        ("mpnet", {}, {"max_positions": 510, "layer_norm_epsilon": 1e-12}),
+        ("mpnet", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5},
+         {"max_positions": 512, "layer_norm_epsilon": 1e-5}),
         ("electra", {}, {"embedding_size": 128}),
         ("electra", {"embedding_size": 256}, {"embedding_size": 0}),
         ("electra", {"hidden_size": 128}, {"embedding_size": 0}),
@@ -178,7 +190,7 @@ def test_names_that_a_trainer_put_before_are_read(tmp_path, family, head):
     from safetensors.numpy import load_file, save_file
 
     params = random_params(small(family), parts=HEADS[head].parts_in(small(family)))
-    save_hf(tmp_path / "out", small(family), params, make_tokenizer(131), head, ())
+    save_hf(tmp_path / "out", small(family), params, tokenizer_of(family), head, ())
     weights, expected = tmp_path / "out" / "model.safetensors", load_hf(tmp_path / "out")
     arrays = load_file(weights)
     own = [f"{FAMILIES[family].base}."] if head == "encoder" else []
@@ -218,7 +230,6 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bert", {"model_type": "mpnet"}, "relative positions"),
         ("bert", {"model_type": "deberta-v2"}, "disentangled attention"),
         ("bert", {"model_type": "albert"}, "share their parameters"),
         ("bert", {"model_type": "gpt2"}, 'model_type is "gpt2"'),
@@ -229,6 +240,8 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("roberta", {"is_decoder": True}, "is_decoder is true"),
         ("distilbert", {"activation": "silu"}, 'activation is "silu"'),
         ("electra", {"summary_type": "mean"}, 'summary_type is "mean"'),
+        ("mpnet", {"pad_token_id": 0}, "pad_token_id is 0, which this MPNet cannot compute; it can be 1"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
         ("modernbert", {"local_attention": "x"}, "another kind of file"),
         ("modernbert", {"decoder_bias": False}, "decoder_bias is false"),
         ("modernbert", {"hidden_activation": "silu"}, "hidden_activation is"),
@@ -253,6 +266,9 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, mess
         ("roberta", {"type_vocab_size": 0}, "model.type_vocab_size 0"),
         ("distilbert", {"type_vocab_size": 2}, "model.type_vocab_size 2"),
         ("electra", {"norm": "before"}, "model.norm before"),
+        ("roberta", {"score_bias": "buckets"}, "model.score_bias buckets has no counterpart in transformers' Roberta"),
+        ("mpnet", {"score_bias": "none"}, "model.score_bias none has no counterpart"),
+        ("mpnet", {"position_offset": 1}, "model.position_offset 1 has no counterpart"),
         ("modernbert", {"feed_forward": "plain"}, "model.feed_forward plain"),
     ],
 )
@@ -263,11 +279,11 @@ def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, cha
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "modernbert"])  # one of each block
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "mpnet", "modernbert"])
 def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     config = small(family)
     params = random_params(config, 3, parts=TOKENS.parts_in(config))
-    bert = Pretrained(config, params, make_tokenizer(131), "token_classification", ("a", "b", "c"))
+    bert = Pretrained(config, params, tokenizer_of(family), "token_classification", ("a", "b", "c"))
     save_pretrained(bert, tmp_path / "model")
     loaded = load_pretrained(tmp_path / "model")
     assert loaded.config == config

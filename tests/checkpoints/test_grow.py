@@ -111,6 +111,12 @@ def test_positions_of_relatives_grow(bert):
     new = grown.params["encoder"]["embeddings"]["position"]["embedding"]
     np.testing.assert_array_equal(new, np.concatenate([table, table[2:], table[2:10]]))
 
+    config = dataclasses.replace(bert.config, score_bias="buckets")
+    params = drawn_params(config)
+    grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=40)
+    of_distance = grown.params["encoder"]["score_bias"]["embedding"]  # which has all distances already
+    np.testing.assert_array_equal(of_distance, params["encoder"]["score_bias"]["embedding"])
+
     config = dataclasses.replace(bert.config, positions="rotary")
     params = drawn_params(config)
     grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=32)

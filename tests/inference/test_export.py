@@ -24,6 +24,7 @@ SMALL = {"vocab_size": 203, "hidden_size": 24, "num_heads": 2, "num_layers": 2, 
 CONFIGS = {
     "bert": tiny_model(),
     "modernbert": dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4),
+    "mpnet": tiny_model(family="mpnet", score_bias="buckets", type_vocab_size=0),
 }
 
 
@@ -52,7 +53,11 @@ def row_of(ids, length=0):
 
 @pytest.mark.parametrize(
     ("family", "head"),
-    [pytest.param("bert", "sequence_classification", marks=pytest.mark.slow), ("modernbert", "masked_lm")],
+    [
+        pytest.param("bert", "sequence_classification", marks=pytest.mark.slow),
+        ("modernbert", "masked_lm"),
+        ("mpnet", "masked_lm"),
+    ],
 )
 def test_a_row_of_one_token(tmp_path, family, head):
     bert = model_of(CONFIGS[family], head)

@@ -30,6 +30,7 @@ SHAPE = {"vocab_size": VOCAB_SIZE, "hidden_size": 24, "num_hidden_layers": 3, "n
 TYPED = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 40, "type_vocab_size": 1, "pad_token_id": 0}
 MODERN = SHAPE | {"intermediate_size": 37, "max_position_embeddings": 40, "num_hidden_layers": 5, "local_attention": 8}
 MODERN |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+MPNET = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 42, "layer_norm_eps": 1e-5}
 CASES = {  # a name -> family, what is not the same in its configuration
     "roberta": ("roberta", TYPED | {"layer_norm_eps": 1e-5}),
     "xlm-roberta": ("xlm-roberta", TYPED),
@@ -41,6 +42,8 @@ CASES = {  # a name -> family, what is not the same in its configuration
                                        "pad_token_id": 0, "seq_classif_dropout": 0.1}),
     "electra": ("electra", TYPED | {"embedding_size": 16, "type_vocab_size": 2}),
     "electra-wide": ("electra", TYPED | {"embedding_size": 24}),
+    "mpnet": ("mpnet", MPNET),
+    "mpnet-far": ("mpnet", MPNET | {"max_position_embeddings": 302, "num_hidden_layers": 2}),
     "modernbert": ("modernbert", MODERN),
     "modernbert-mean": ("modernbert", MODERN | {"classifier_pooling": "mean", "global_attn_every_n_layers": 2,
                                                 "local_attention": 2}),
@@ -70,11 +73,11 @@ def random_model(name, head, seed):
     return model
 
 
-def random_inputs(length, rng, typed, rows=4):
+def random_inputs(length, rng, typed, rows=4, pad=0):
     stops = [length, *rng.integers(3, length + 1, rows - 1)]
-    ids = rng.integers(1, VOCAB_SIZE, (rows, length))
+    ids = rng.integers(5, VOCAB_SIZE, (rows, length))
     mask = (np.arange(length) < np.array(stops)[:, None]).astype(np.int64)
-    inputs = {"input_ids": ids * mask, "attention_mask": mask}
+    inputs = {"input_ids": np.where(mask, ids, pad), "attention_mask": mask}
     types = (np.arange(length) >= rng.integers(1, length, (rows, 1))).astype(np.int64) * mask
     return inputs | ({"token_type_ids": types} if typed else {})
 
@@ -112,7 +115,8 @@ def theirs_of(output, head, real):
 
 def assert_same(loaded, theirs, head, seed):
     config = loaded.config
-    inputs = random_inputs(config.max_positions, np.random.default_rng(seed), config.type_vocab_size > 1)
+    rng = np.random.default_rng(seed)
+    inputs = random_inputs(config.max_positions, rng, config.type_vocab_size > 1, pad=loaded.tokenizer.pad_id)
     feed = {name: torch.from_numpy(value) for name, value in inputs.items()}
     feed = {name: value[None] for name, value in feed.items()} if head == "multiple_choice" else feed
     with torch.no_grad():
@@ -138,7 +142,7 @@ def test_a_relative_is_computed_and_written_again(tmp_path, name, head):
     """From transformers to ours and back: the same outputs, the same tensors, and nothing is missing or left over."""
     theirs = random_model(name, head, seed=len(name) + len(head))
     theirs.save_pretrained(tmp_path / "theirs")
-    make_tokenizer(VOCAB_SIZE).save(tmp_path / "theirs")
+    make_tokenizer(VOCAB_SIZE, pad_id=theirs.config.pad_token_id).save(tmp_path / "theirs")
     loaded = load_hf(tmp_path / "theirs")
     assert (loaded.task, loaded.notes) == (head, ())
     assert loaded.labels == (("no", "yes", "perhaps") if HEADS[head].has_labels else ())
@@ -158,7 +162,8 @@ def test_a_relative_is_computed_and_written_again(tmp_path, name, head):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("roberta", "roberta"), ("xlm-roberta", "xlmr"), ("modernbert", "modernbert")]
+    ("family", "kind"),
+    [("roberta", "roberta"), ("xlm-roberta", "xlmr"), ("mpnet", "mpnet"), ("modernbert", "modernbert")],
 )
 def test_texts_give_the_same_logits_with_a_tokenizer_of_its_own(tmp_path, family, kind):
     """From transformers to ours and back, pairs of texts too: ids, positions, types and logits."""

@@ -14,6 +14,7 @@ from bert_jax.text.fitting import fit_texts
 from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import learn_bytes
+from tests.reference.make_tokenizer_goldens import fuzz_texts
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
@@ -47,7 +48,7 @@ def same(ours, other):
     assert ours.vocab_size == len(other)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet"])
 def test_ids_rows_and_the_way_back(tmp_path, kind):
     directory = write_described(tmp_path / "there", kind, **({"model_input_names": TYPES} if kind == "words" else {}))
     ours, notes = load_hf_tokenizer(directory)
@@ -64,6 +65,7 @@ CLASSES = {
     "roberta": ["RobertaTokenizer", "PreTrainedTokenizerFast", "BartTokenizerFast"],
     "xlmr": ["XLMRobertaTokenizer", "CamembertTokenizerFast", "PreTrainedTokenizerFast"],
     "modernbert": ["PreTrainedTokenizerFast", "RobertaTokenizer"],
+    "mpnet": ["MPNetTokenizer", "MPNetTokenizerFast"],
     "words": ["BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "PreTrainedTokenizerFast"],
 }
 
@@ -74,9 +76,9 @@ CLASSES = {
 ])  # fmt: skip
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CLASSES.items() for name in names])
 def test_what_each_class_makes_of_the_files(tmp_path, kind, name, settings):
-    models = {"roberta": "roberta", "xlmr": "xlm-roberta", "modernbert": "modernbert", "words": "bert"}
+    models = {"xlmr": "xlm-roberta", "words": "bert"}
     directory = write_described(tmp_path / "there", kind, **{"tokenizer_class": name} | settings)
-    (directory / "config.json").write_text(json.dumps({"model_type": models[kind]}))
+    (directory / "config.json").write_text(json.dumps({"model_type": models.get(kind, kind)}))
     described = json.loads((directory / "tokenizer.json").read_text())
     if name != "PreTrainedTokenizerFast":  # parts that classes of their own do not keep
         described |= {"normalizer": {"type": "Lowercase"}} if kind == "roberta" else {}
@@ -132,7 +134,31 @@ def shared_lines(folder) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "ours"])
+@pytest.mark.parametrize("files", ["tokenizer.json", "vocab.txt", "both"])
+def test_mpnet_with_the_files_that_its_models_have(tmp_path, files):
+    """Also where nothing but config.json says whose tokenizer it is; the way back, and strings of odd characters."""
+    directory = write_described(tmp_path / "there", "mpnet")
+    vocab = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    if files != "tokenizer.json":
+        (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(vocab, key=vocab.get)))
+    if files == "vocab.txt":
+        (directory / "tokenizer.json").unlink()
+        (directory / "tokenizer_config.json").unlink()
+    (directory / "config.json").write_text('{"model_type": "mpnet"}')
+    ours, notes = load_hf_tokenizer(directory)
+    same(ours, theirs(directory))
+    assert not notes and (ours.cls_id, ours.pad_id, ours.sep_id, ours.unk_id) == (0, 1, 2, 4)
+    assert ours.mask_id == ours.vocab_size - 1 and ours.template.separators == 2
+    save_hf_tokenizer(tmp_path / "back", ours, 512)
+    same(load_hf_tokenizer(tmp_path / "back")[0], theirs(tmp_path / "back"))
+    # the library takes no half characters
+    strings = [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+    expected = theirs(directory)(strings, add_special_tokens=False)["input_ids"]
+    for text, ids, again in zip(strings, expected, theirs(tmp_path / "back")(strings)["input_ids"], strict=True):
+        assert ours.encode(text) == ids == again[1:-1], text
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "ours"])
 def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
     lines = shared_lines(shared_data)
     learnt = lines[::7]  # the rest has words, characters and scripts that the vocabulary lacks

@@ -34,6 +34,8 @@ def change(path, **values):
         ("roberta", None, "RobertaTokenizer"),
         ("roberta", "PreTrainedTokenizerFast", ""),
         ("modernbert", "RobertaTokenizer", ""),
+        ("mpnet", None, "MPNetTokenizer"),
+        ("mpnet", "MPNetTokenizerFast", "MPNetTokenizer"),
         ("distilbert", "DistilBertTokenizerFast", "DistilBertTokenizer"),
         (None, None, ""),
     ],
@@ -99,6 +101,21 @@ def test_added_tokens_of_other_files(tmp_path, repository, file, left_out):
     (tmp_path / file).write_text(json.dumps(content))
     for found in (load_hf_tokenizer(tmp_path)[0], load_tokenizer(tmp_path)):
         assert found.encode("the<e1>a")[1] == 1500 == found.vocab_size - 1
+
+
+@pytest.mark.parametrize("named", [{}, {"tokenizer_class": "MPNetTokenizer", "do_lower_case": False}])
+def test_mpnet_reads_words_as_bert_with_the_rows_of_roberta(tmp_path, named):
+    """Also from vocab.txt alone: lower case unless it is said, [UNK] for unknown words, two </s> between texts."""
+    vocab = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "the", "##se", "The", ".", "<mask>"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocab) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
+    found, notes = load_hf_tokenizer(tmp_path)
+    assert not notes and found.special_ids == (1, 4, 0, 2, 9)
+    assert found.encode("The these q.") == [7 if named else 5, 5, 6, 4, 8]
+    assert found.encode("the <mask>", True) == [5, 9]
+    row = join_texts(found, found.encode("the"), found.encode("these"), 9)
+    assert row.token_ids.tolist() == [0, 5, 2, 2, 5, 6, 2] and not row.type_ids.any()
 
 
 @pytest.mark.parametrize(

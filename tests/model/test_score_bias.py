@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bias of scores by distance: an encoder in NumPy, packed rows, blocks, windows, devices, derivatives, its costs."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import random_batch, tiny_model
+from hf_models import random_params
+
+from bert_jax.batch import pad_rows
+from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
+from bert_jax.model import long_rows
+from bert_jax.model.attention import attend, attention_mask
+from bert_jax.model.attention_kernels import AttentionShape
+from bert_jax.model.flops import forward_flops
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.long_rows import in_blocks, in_windows
+from bert_jax.model.objective import encode, forward
+from bert_jax.model.score_bias import bias_of, bucket_of
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.training.memory import activation_bytes
+from bert_jax.training.optim import decay_mask, scale_by_depth
+
+MPNET = dataclasses.replace(
+    model_size("mpnet-base"), vocab_size=203, hidden_size=32, num_heads=4, num_layers=2, intermediate_size=48,
+    max_positions=400, hidden_dropout_rate=0.0, attention_dropout_rate=0.0, unroll=1,
+)  # fmt: skip
+
+
+def params_of(config):
+    made = random_params(config, parts=("mlm",))
+    made["encoder"]["score_bias"]["embedding"] *= 10  # a wrong bucket shall be seen
+    is_scale = lambda path: path[-1].key == "scale"  # noqa: E731
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf + is_scale(path), made)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return params_of(MPNET)
+
+
+def distances(queries, keys, ahead=0):
+    return ahead + np.arange(keys) - np.arange(queries)[:, None]
+
+
+def expected_bucket(distance):
+    """One distance at a time. Source: the paper of T5, section 2.1."""
+    away, later = abs(distance), 16 * (distance > 0)
+    if away < 8:
+        return later + away
+    return later + min(15, 8 + math.floor(8 * math.log(away / 8, 16) + 1e-12))
+
+
+def test_buckets_are_exact_and_then_logarithmic():
+    some = [*range(-140, 141), -8191, -1000, 1000, 8191]
+    assert bucket_of(np.array(some)).tolist() == [expected_bucket(each) for each in some]
+    assert bucket_of(np.array([0, 1, -1, 7, 8, 91, -90])).tolist() == [0, 17, 1, 23, 24, 31, 14]
+
+
+@pytest.mark.parametrize(("queries", "keys", "ahead"), [(5, 5, 0), (1, 1, 0), (7, 300, -3), (200, 600, -200)])
+def test_biases_are_rows_of_the_table_by_distance(queries, keys, ahead):
+    table = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
+    found = bias_of(jnp.asarray(table), queries, keys, ahead)
+    np.testing.assert_array_equal(found, table[:, :, bucket_of(distances(queries, keys, ahead))])
+
+
+def encoder_in_numpy(config, encoder, ids):
+    """Returns the hidden states [L, H] of one row, in float64. Source: the modeling file of transformers 5.23."""
+    encoder = jax.tree.map(np.float64, encoder)
+    length, heads = len(ids), config.num_heads
+
+    def norm(x, of):
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.layer_norm_epsilon) * of[
+            "scale"
+        ] + of["bias"]
+
+    def dense(x, of):
+        return x @ of["kernel"] + of["bias"]
+
+    tables = encoder["embeddings"]
+    x = norm(tables["word"]["embedding"][ids] + tables["position"]["embedding"][2 : 2 + length], tables["norm"])
+    bias = np.empty((heads, length, length))
+    for query, key in np.ndindex(length, length):
+        bias[:, query, key] = encoder["score_bias"]["embedding"][expected_bucket(key - query)]
+    for number in range(config.num_layers):
+        layer = jax.tree.map(lambda leaf: leaf[number], encoder["layers"])  # noqa: B023
+        of, mlp = layer["attention"], layer["mlp"]
+        query, key, value = (
+            dense(x, of[name]).reshape(length, heads, -1).swapaxes(0, 1) for name in ("query", "key", "value")
+        )
+        raised = np.exp(query @ key.swapaxes(1, 2) / math.sqrt(config.head_size) + bias)
+        context = (raised / raised.sum(-1, keepdims=True)) @ value
+        x = norm(x + dense(context.swapaxes(0, 1).reshape(length, -1), of["output"]), of["norm"])
+        wide = dense(x, mlp["intermediate"])
+        wide = wide * np.vectorize(lambda each: (1 + math.erf(each / math.sqrt(2))) / 2)(wide)
+        x = norm(x + dense(wide, mlp["output"]), mlp["norm"])
+    return x
+
+
+@functools.cache
+def hidden_of(config):
+    return jax.jit(lambda params, batch: encode(config, params, batch, layers=True, attentions=True).hidden)
+
+
+@functools.cache
+def logits_of(config):
+    return jax.jit(functools.partial(forward, config, head=MASKED_LM))
+
+
+def test_mpnet_computes_what_numpy_computes(params):
+    ids = [np.random.default_rng(number).integers(5, 203, length) for number, length in enumerate((150, 61))]
+    found = hidden_of(MPNET)(params, pad_rows(ids, 150))
+    for row, own in enumerate(ids):
+        np.testing.assert_allclose(found[row, : len(own)], encoder_in_numpy(MPNET, params["encoder"], own), atol=2e-5)
+    flat = params | {"encoder": params["encoder"] | {"score_bias": {"embedding": np.zeros((32, 4), np.float32)}}}
+    assert np.abs(hidden_of(MPNET)(flat, pad_rows(ids, 150)) - found).max() > 0.1
+
+
+def test_a_sequence_in_a_packed_row_has_the_biases_that_it_has_alone(params):
+    packed = random_batch(num_rows=2, row_length=150, num_sequences=3)
+    together = hidden_of(MPNET)(params, packed)
+    for number in (1, 2, 3):
+        inside = packed.sequence_ids[0] == number
+        alone = hidden_of(MPNET)(params, pad_rows([packed.token_ids[0, inside]] * 2, 150))
+        np.testing.assert_allclose(alone[0, : inside.sum()], together[0, inside], atol=2e-5)
+
+
+def by_whole_scores(shape, query, key, value, ids, keys, biases):
+    heads = [array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value)]
+    size = query.shape[1]
+    bias = biases[:, :, bucket_of(distances(size, size))]
+    seen = attention_mask(ids, False, shape.window)
+    return attend(*heads, seen, lambda probabilities: probabilities, "default", bias)[0].reshape(query.shape)
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window):
+    """Both passes, and the gradient of the table; its two copies are of two rows each."""
+    monkeypatch.setattr(long_rows, "SCORES", 20_000)
+    rng, shape = np.random.default_rng(0), AttentionShape(2, 8, False, 2**16, window=window)
+    floats = [jnp.asarray(rng.normal(size=(4, 331, 16)), jnp.float32) for _ in range(3)]
+    floats.append(jnp.asarray(rng.normal(size=(2, 2, 32)), jnp.float32))
+    ids = np.ones((4, 331), np.int32)
+    ids[0, 200:], ids[1, 320:] = 2, 0
+    real = (ids > 0)[..., None]
+
+    def loss(compute, query, key, value, biases):
+        context = compute(shape, query, key, value, jnp.asarray(ids), jnp.zeros((4, 2, 2), jnp.int32), biases=biases)
+        return jnp.sum(jnp.where(real, context, 0) * jnp.cos(jnp.arange(context.size).reshape(context.shape)))
+
+    found, expected = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, each), argnums=(0, 1, 2, 3)))(*floats)
+        for each in (in_windows if window else in_blocks, by_whole_scores)
+    )
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * max(1, np.abs(theirs).max()))
+    assert np.abs(expected[1][3]).max() > 0.1
+
+
+@pytest.mark.parametrize("changes", [
+    {"attention": "fused"},  # no kernel has biases
+    pytest.param({"remat": "full"}, marks=pytest.mark.slow),
+    pytest.param({"unroll": 0, "remat": "dots"}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_how_it_is_computed_changes_nothing(params, changes):
+    batch = random_batch(num_rows=2, row_length=150, num_sequences=3)
+    changed = dataclasses.replace(MPNET, **changes)
+    assert not changed.has_kernels and dataclasses.replace(changed, score_bias="none").has_kernels == (
+        "attention" in changes
+    )
+    found = jax.jit(lambda params: encode(changed, params, batch).hidden)(params)
+    real = batch.sequence_ids > 0
+    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(MPNET)(params, batch)[real], atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"max_positions": 1100}, {"window": 70, "global_every": 2}])
+def test_long_rows_and_windows_of_a_model(changes):
+    """Rows of more than 1,024 tokens are computed in blocks, and whole where probabilities are kept."""
+    length = changes.get("max_positions", 400)
+    config = dataclasses.replace(MPNET, **changes)
+    made = params_of(config)
+    batch = random_batch(num_rows=2, row_length=length, num_sequences=2)
+    whole = hidden_of(config)(made, batch)
+    found = jax.jit(lambda params: encode(config, params, batch).hidden)(made)
+    real = batch.sequence_ids > 0
+    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(whole)[real], atol=2e-5)
+
+
+def test_eight_devices_compute_the_gradients_that_one_computes(params):
+    batch = random_batch(num_rows=8, row_length=40)._replace(mlm_positions=np.zeros((8, 5), np.int32) + np.arange(5))
+
+    def loss(params, batch):
+        return jnp.sum(jnp.cos(forward(MPNET, params, batch, MASKED_LM)[..., :203]))
+
+    expected = jax.jit(jax.value_and_grad(loss))(params, batch)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        shardings = tree_shardings(mesh, params)
+        divided = jax.device_put(params, shardings)
+        compiled = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
+        found = compiled(divided, jax.device_put(batch, row_sharding(mesh)))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1, np.abs(theirs).max()))
+    assert np.abs(expected[1]["encoder"]["score_bias"]["embedding"]).max() > 0.1
+
+
+def test_the_table_is_a_bias_at_the_depth_of_embeddings(params):
+    assert decay_mask(params)["encoder"]["score_bias"] == {"embedding": False}
+    ones = jax.tree.map(np.ones_like, params)
+    scaled, _ = scale_by_depth(0.5).update(ones, None)
+    of_table, of_words = (scaled["encoder"][name] for name in ("score_bias", "embeddings"))
+    assert of_table["embedding"][0, 0] == of_words["word"]["embedding"][0, 0] == 0.125
+
+
+def test_what_it_costs():
+    """No product of matrices; its scores are kept where those of a kernel would not be."""
+    model = tiny_model(attention="fused")
+    biased = dataclasses.replace(model, score_bias="buckets")
+    work = (40, 800, 6, 2)
+    assert forward_flops(biased, *work) == forward_flops(model, *work)
+    plain = activation_bytes(dataclasses.replace(biased, attention="plain"), 512)
+    assert activation_bytes(model, 512) < activation_bytes(biased, 512) == plain
