@@ -37,6 +37,9 @@ FAMILIES = {  # family -> its size, its kind of tokenizer
     "distilbert": ("distilbert", ""),
     "electra": ("electra-small", ""),
     "mpnet": ("mpnet-base", "mpnet"),
+    "nomic_bert": ("nomic-bert", ""),
+    "gte": ("gte", "xlmr"),
+    "jina_embeddings_v3": ("jina-embeddings-v3", "xlmr"),
     "modernbert": ("modernbert-mini", "modernbert"),
 }
 NAMES = {"b": "Ber", "d": "Dén", "f": "Fos"}  # what is found in texts, of more than one token; a label each

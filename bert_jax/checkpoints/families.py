@@ -9,12 +9,13 @@ computation is an option of `ModelConfig`, or refused.
 # ruff: noqa: RUF012 - the tables of a family are read and never changed
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.storage.files import JsonObject
 
 
@@ -119,12 +120,17 @@ _MODERN_SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours !=
 # Hugging Face's "gelu" is erf, where Google's is tanh.
 _EXACT = {"gelu": "gelu_exact", "gelu_python": "gelu_exact"}
 _TANH = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-NAMES_OF_ACTIVATIONS = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+NAMES_OF_ACTIVATIONS = {
+    "gelu_exact": "gelu",
+    "gelu_tanh": "gelu_new",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 # The options of `ModelConfig` that a config.json does not mention, with the values of BERT.
 _FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
-    "pooling", "positions", "position_offset", "score_bias", "window", "norm", "norm_bias", "dense_bias",
-    "feed_forward", "embedding_size")}  # fmt: skip
+    "pooling", "positions", "position_offset", "score_bias", "rotary_stretch", "window", "norm", "norm_bias",
+    "dense_bias", "unbiased", "feed_forward", "embedding_size")}  # fmt: skip
 
 
 _NOTHING: dict[str, Any] = {}
@@ -149,9 +155,18 @@ class Family:
     # their settings with the id of a token -> the tokenizer's attribute
     token_ids: dict[str, str] = _NOTHING
     activation = "hidden_act"  # the name of the setting
+    usual_activation = "gelu"
     activations: dict[str, str] = _EXACT  # theirs -> ours
     # options, and the values that can be computed
     refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    # ends of BERT's classes that it has not
+    lacks: tuple[str, ...] = ()
+    can_lack_types = False
+    # The layout that remote code had before transformers had the family: its settings, the prefix of its classes, and
+    # patterns of its tensors' names; "|" parts the names of the parts of a tensor.
+    older_settings: dict[str, str] = _NOTHING
+    older_prefix = ""
+    older: tuple[tuple[str, str], ...] = ()
 
     def read(self, settings: JsonObject) -> dict[str, Any]:
         """Returns our settings that follow from theirs, beyond `settings`."""
@@ -160,6 +175,18 @@ class Family:
     def write(self, config: ModelConfig) -> JsonObject:
         """Returns their settings that follow from ours, beyond `settings`."""
         return {}
+
+    def notes(self, settings: JsonObject) -> list[str]:
+        """Returns lines that the user should see."""
+        return []
+
+    def names_of_today(self, name: str) -> list[str]:
+        """Returns today's names of a tensor, several if it holds several."""
+        names = [name]
+        for pattern, new in self.older:
+            if re.search(pattern, name):
+                names = [re.sub(pattern, each, one) for one in names for each in new.split("|")]
+        return names
 
     def names_in(self, kind: str, names: Sequence[str] = ()) -> dict[str, str]:
         """Returns the entry of `renamed` for a class; for an unknown class, that whose own modules are all there."""
@@ -317,6 +344,192 @@ class MPNet(Roberta):
         return {"max_positions": rows - 2, "layer_norm_epsilon": epsilon}
 
 
+class Rotary(Family):
+    """BERT with rotary positions: norm after sums, and no table of positions."""
+
+    fixed = {name: value for name, value in _FIXED.items() if name != "rotary_stretch"} | {
+        "positions": "rotary"
+    }
+    refused = (
+        ("rotary_emb_fraction", (None, 1)),
+        ("rotary_emb_interleaved", (None, False)),
+        ("use_rms_norm", (None, False)),
+    )
+    older_settings = {"rotary_emb_base": "rope_theta"}
+    theta = 10_000.0  # unless the settings name one
+    trained = 8192  # tokens, beyond which angles that depend on the row begin
+
+    def rope(self, settings: JsonObject) -> JsonObject:
+        """Returns the settings of angles, as version 5 of transformers or older code writes them."""
+        rope = {"rope_theta": settings.get("rope_theta")}
+        for name in ("rope_scaling", "rope_parameters"):
+            rope |= settings.get(name) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        kind = "dynamic" if settings.get("rotary_scaling_factor") else kind
+        return rope | {"rope_type": kind, "rope_theta": rope["rope_theta"] or self.theta}
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        """The angles, where they do not depend on the rows of a batch; else as many tokens as have the plain angles.
+
+        Raises: InputError if angles or heads have another form.
+        """
+        usual, rope = model_size(self.usual), self.rope(settings)
+        width, heads = (
+            settings.get(self.settings[name], getattr(usual, name))
+            for name in ("hidden_size", "num_heads")
+        )
+        for name, of, only in (
+            ("head_dim", settings, width // heads),
+            ("partial_rotary_factor", rope, 1),
+        ):
+            if of.get(name) not in (None, only):
+                raise InputError(f"{name} is {shown(of[name])}; it can be {only}")
+        kind, theta, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor", 1.0)
+        if kind == "linear":
+            return {"rotary_theta": theta, "rotary_stretch": factor}
+        if kind == "ntk" and rope.get("mixed_b") is None:
+            # Source: TEI's rotary.rs, and the code that came with Alibaba's models.
+            return {"rotary_theta": theta * factor, "rotary_stretch": factor ** (2 * heads / width)}
+        if kind == "dynamic":
+            most = settings.get("max_position_embeddings", usual.max_positions)
+            return {"rotary_theta": theta, "max_positions": min(most, self.trained)}
+        if kind != "default":
+            raise InputError(f"its angles have the rope_type {shown(kind)}; it can be default")
+        return {"rotary_theta": theta}
+
+    def notes(self, settings: JsonObject) -> list[str]:
+        most = self.read(settings).get("max_positions")
+        if most is None:
+            return []
+        return [
+            f"beyond {most} tokens its angles would depend on the longest row of a batch (dynamic); it has "
+            f"{most} positions here"
+        ]
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        rope: JsonObject = {"rope_type": "default", "rope_theta": config.rotary_theta}
+        if config.rotary_stretch != 1:
+            rope |= {"rope_type": "linear", "factor": config.rotary_stretch}
+        return {"rope_parameters": rope}
+
+
+def _rotary_modules(base: str, wide: str, narrow: str, gate: str = "") -> dict[str, str]:
+    layer = base + ".layers.{i}."
+    gates = {"encoder/layers/mlp/gate": f"{layer}mlp.{gate}"} if gate else {}
+    attention = {
+        f"encoder/layers/attention/{name}": f"{layer}self_attn.{name[0]}_proj"
+        for name in ("query", "key", "value", "output")
+    }
+    return {
+        **attention,
+        **gates,
+        "encoder/layers/attention/norm": layer + "post_attention_layernorm",
+        "encoder/layers/mlp/intermediate": f"{layer}mlp.{wide}",
+        "encoder/layers/mlp/output": f"{layer}mlp.{narrow}",
+        "encoder/layers/mlp/norm": layer + "post_mlp_layernorm",
+    }
+
+
+_OLDER_QKV = r"self_attn.q_proj.|self_attn.k_proj.|self_attn.v_proj."
+_OLDER_NORMS = (
+    (r"encoder\.layers\.", "layers."),
+    (r"\bemb_ln\.", "embeddings.LayerNorm."),
+    (r"\bnorm1\.", "post_attention_layernorm."),
+    (r"\bnorm2\.", "post_mlp_layernorm."),
+)
+
+
+class NomicBert(Rotary):
+    """Nussbaum et al. 2024; before, its code had the settings of GPT-2."""
+
+    prefix, usual, base = "NomicBert", "nomic-bert", "nomic_bert"
+    fixed = Rotary.fixed | {"feed_forward": "gated", "unbiased": "layers"}
+    modules = _rotary_modules("nomic_bert", "gate_proj", "down_proj", "up_proj") | {
+        "mlm/norm": "cls.predictions.transform.layer_norm"
+    }
+    activations = _EXACT | _TANH | {"silu": "silu", "relu": "relu"}
+    usual_activation = "silu"
+    theta, trained = 1_000.0, 2048
+    lacks = ("ForQuestionAnswering", "ForMultipleChoice")
+    refused = (
+        *Rotary.refused,
+        ("num_experts", (None, 0)),
+        ("moe_every_n_layers", (None, 0)),
+        ("activation_function", (None, "swiglu", "geglu")),
+        ("prenorm", (None, False)),
+        ("parallel_block", (None, False)),
+        ("causal", (None, False)),
+    )
+    older_settings = Rotary.older_settings | {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "resid_pdrop": "hidden_dropout_prob",
+        "attn_pdrop": "attention_probs_dropout_prob",
+    }
+    older = (
+        (r"^bert\.", "nomic_bert."),
+        *_OLDER_NORMS,
+        (r"\battn\.Wqkv\.", _OLDER_QKV),
+        (r"\battn\.out_proj\.", "self_attn.o_proj."),
+        (r"\bfc11\.", "up_proj."),
+        (r"\bfc12\.", "gate_proj."),
+        (r"\bfc2\.", "down_proj."),
+    )
+
+
+class Gte(Rotary):
+    """Zhang et al. 2024, "mGTE"; before, its model_type was "new"."""
+
+    prefix, usual, base = "Gte", "gte", "gte"
+    fixed = Rotary.fixed | {"feed_forward": "gated", "unbiased": "wide"}
+    modules = _rotary_modules("gte", "gate_proj", "down_proj", "up_proj") | {
+        "mlm/transform": "lm_head.dense",
+        "mlm/norm": "lm_head.layer_norm",
+        "mlm/output_bias": "lm_head.decoder.bias",
+    }
+    tied = ("lm_head.decoder.weight", "")
+    theta, can_lack_types = 160_000.0, True
+    lacks = ("ForQuestionAnswering", "ForMultipleChoice")
+    refused = (
+        *Rotary.refused,
+        ("logn_attention_scale", (None, False)),
+        ("layer_norm_type", (None, "layer_norm")),
+        ("position_embedding_type", (None, "rope")),
+    )
+    older_prefix = "New"
+    older = (
+        (r"^new\.", "gte."),
+        (r"encoder\.layer\.", "layers."),
+        (r"\battention\.qkv_proj\.", _OLDER_QKV),
+        (r"\battention\.([qkvo])_proj\.", r"self_attn.\1_proj."),
+        (r"\bup_gate_proj\.", "up_proj.|gate_proj."),
+        (r"\battn_ln\.", "post_attention_layernorm."),
+        (r"\bmlp_ln\.", "post_mlp_layernorm."),
+        (r"^lm_head\.norm\.", "lm_head.layer_norm."),
+    )
+
+
+class JinaEmbeddingsV3(Rotary):
+    """Sturua et al. 2024: XLM-R with rotary positions, whose model_type it had before."""
+
+    prefix, usual, base = "JinaEmbeddingsV3", "jina-embeddings-v3", "roberta"
+    modules = _rotary_modules("roberta", "fc1", "fc2") | Roberta.modules
+    renamed, tied, token_ids = Roberta.renamed, Roberta.tied, _ENDS
+    theta = 20_000.0
+    lacks = ("ForMultipleChoice",)
+    refused = (*Rotary.refused, ("position_embedding_type", (None, "rotary")))
+    older_prefix = "XLMRoberta"
+    older = (
+        *_OLDER_NORMS,
+        (r"\bmixer\.Wqkv\.", _OLDER_QKV),
+        (r"\bmixer\.out_proj\.", "self_attn.o_proj."),
+    )
+
+
 class ModernBert(Family):
     """Warner et al. 2024: rotary positions, local layers, norms before blocks."""
 
@@ -326,6 +539,8 @@ class ModernBert(Family):
         "positions": "rotary",
         "position_offset": 0,
         "score_bias": "none",
+        "rotary_stretch": 1.0,
+        "unbiased": "none",
         "norm": "before",
         "feed_forward": "gated",
         "type_vocab_size": 0,
@@ -433,6 +648,9 @@ FAMILIES: dict[str, Family] = {
     "distilbert": DistilBert(),
     "electra": Electra(),
     "mpnet": MPNet(),
+    "nomic_bert": NomicBert(),
+    "gte": Gte(),
+    "jina_embeddings_v3": JinaEmbeddingsV3(),
     "modernbert": ModernBert(),
 }
 
@@ -462,6 +680,8 @@ def class_of(head: Head, family: str) -> str:
     if head.family:
         return head.architecture if head.family == family else ""
     end = head.architecture.removeprefix("Bert")
+    if end in FAMILIES[family].lacks:
+        return ""
     return FAMILIES[family].prefix + end if end in _SHARED or (family == "bert" and end) else ""
 
 
@@ -469,7 +689,8 @@ def check_expressible(config: ModelConfig) -> None:
     """Raises: InputError, with its name, if an option of the model is not computed by its family in transformers."""
     spec = FAMILIES[config.family]
     where = f"transformers' {spec.prefix}"
-    if not config.type_vocab_size and "type_vocab_size" not in spec.fixed:
+    needs_types = not (spec.can_lack_types or "type_vocab_size" in spec.fixed)
+    if not config.type_vocab_size and needs_types:
         raise InputError(f"model.type_vocab_size 0 has no counterpart in {where}; it has 1 or more")
     for name, value in spec.fixed.items():
         if getattr(config, name) != value:
@@ -478,6 +699,28 @@ def check_expressible(config: ModelConfig) -> None:
             )
     if config.activation not in spec.activations.values():
         raise InputError(f"model.activation {config.activation} has no counterpart in {where}")
+
+
+def of_today(settings: JsonObject) -> JsonObject:
+    """Returns the content of a config.json as transformers writes it today, where code of its own wrote it before."""
+    name = settings.get("model_type")
+    is_older = name == "new" or "n_embd" in settings
+    if name == "xlm-roberta" and settings.get("position_embedding_type") == "rotary":
+        name, is_older = "jina_embeddings_v3", True
+    name = "gte" if name == "new" else name
+    family = FAMILIES.get(str(name))
+    if family is None or not family.older:
+        return settings
+    gate = {"swiglu": "silu", "geglu": "gelu"}.get(str(settings.get("activation_function")))
+    today = {family.older_settings.get(key, key): value for key, value in settings.items()}
+    today |= {family.activation: gate} if gate else {}
+    today |= {"rope_theta": today.get("rope_theta", 10_000.0)} if is_older else {}  # its code's own
+    classes = settings.get("architectures")
+    if family.older_prefix and isinstance(classes, list):
+        today["architectures"] = [
+            re.sub(f"^{family.older_prefix}", family.prefix, str(each)) for each in classes
+        ]
+    return today | ({"model_type": name} if name else {})
 
 
 def name_of(family: str) -> str:

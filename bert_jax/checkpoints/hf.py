@@ -18,6 +18,7 @@ from bert_jax.checkpoints.families import (
     check_expressible,
     class_of,
     name_of,
+    of_today,
 )
 from bert_jax.checkpoints.hf_extras import EXTRAS, check_whole, find_extras
 from bert_jax.checkpoints.hf_weights import (
@@ -68,7 +69,6 @@ _NOT_COMPUTED = {
     "deberta": "disentangled attention (relative_attention, pos_att_type)",
     "deberta-v2": "disentangled attention (relative_attention, pos_att_type)",
     "albert": "layers that share their parameters (num_hidden_groups)",
-    "nomic_bert": "rotary positions after BERT's norm and SiLU (hidden_act)",
 }
 
 _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
@@ -86,10 +86,12 @@ def load_hf(folder: Folder) -> Imported:
     where = folder / "config.json"
     # first, since an adapter alone has no config.json, and would be told to have one
     check_whole(folder)
-    settings = folder.json("config.json")
     with files.reading(str(where)):
+        settings = of_today(folder.json("config.json"))
         config = model_config(settings, where)
-    tokenizer, notes = load_hf_tokenizer(read_tokenizer_files(folder))
+        notes = FAMILIES[config.family].notes(settings)
+    tokenizer, more = load_hf_tokenizer(read_tokenizer_files(folder))
+    notes += more
     check_vocabulary(tokenizer, config.vocab_size, where)
     if config.type_vocab_size > 1 and not tokenizer.template.second_type:
         notes.append(
@@ -322,7 +324,9 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     values = {
         ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings
     }
-    values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
+    values["activation"] = family.activations[
+        settings.get(family.activation) or family.usual_activation
+    ]
     # What config.json leaves out is the default of the family's class, and not always BERT's.
     usual = dataclasses.replace(model_size(family.usual), family=name)
     config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")

@@ -66,7 +66,8 @@ def open_weights(
             shapes, lambda names: words in canonical_names(names, "hf", name, family)
         )
         shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
-        yield name, *_without_ties(family, kind, shapes, lambda tensor: read(prefix + tensor), name)
+        shapes, read_one = _of_today(family, shapes, lambda tensor: read(prefix + tensor), name)
+        yield name, *_without_ties(family, kind, shapes, read_one, name)
 
 
 def read_tensors(folder: Folder) -> Arrays:
@@ -164,6 +165,40 @@ def import_torch(path: str | Path) -> ModuleType:
             f"{path} is a pickle, and torch, whose loader runs no code, is not installed; install it, or write "
             "model.safetensors by save_pretrained of the model's class in transformers"
         ) from None
+
+
+def _of_today(
+    family: str,
+    shapes: dict[str, tuple[int, ...]],
+    read: Callable[[str], np.ndarray],
+    where: Path,
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
+    """Returns shapes and reader by today's names, of a file that may be in an older layout of its family.
+
+    Raises: InputError if it has adapters.
+    """
+    of = FAMILIES[family]
+    if not of.older:
+        return shapes, read
+    if adapter := next((name for name in shapes if "lora_" in name), ""):
+        inside = "a part of an adapter (LoRA) inside the model"
+        raise InputError(
+            f"{where}: {adapter} is {inside}; load a model into which one adapter is merged"
+        )
+    places = {}
+    for name in shapes:
+        parts = of.names_of_today(name)
+        places |= {part: (name, number, len(parts)) for number, part in enumerate(parts)}
+
+    def read_part(tensor: str) -> np.ndarray:
+        name, number, count = places[tensor]
+        return np.split(read(name), count)[number] if count > 1 else read(name)
+
+    of_parts = {}
+    for tensor, (name, _, count) in places.items():
+        rows, *rest = shapes[name] or (0,)
+        of_parts[tensor] = (rows // count, *rest) if count > 1 else shapes[name]
+    return of_parts, read_part
 
 
 def _without_ties(

@@ -109,7 +109,8 @@ def turn_heads(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns queries and keys [B, L, H] turned by their positions; local layers have frequencies of their own."""
     theta = config.rotary_theta if is_global else config.local_rotary_theta
-    frequencies = jnp.asarray(rotary_frequencies(theta, config.head_size))
+    frequencies = rotary_frequencies(theta, config.head_size) / np.float32(config.rotary_stretch)
+    frequencies = jnp.asarray(frequencies)
     # Computed again in the backward pass: cheaper than to keep float32 copies of both.
     turn = jax.checkpoint(functools.partial(rotate, head_size=config.head_size))
     return turn(query, positions, frequencies), turn(key, positions, frequencies)

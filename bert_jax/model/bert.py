@@ -135,7 +135,7 @@ class Attention(nn.Module):
         `is_global` says whether the layer sees whole sequences, and not windows.
         """
         config, probabilities = self.config, None
-        dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.dense_bias)
+        dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.layer_bias)
         query, key, value = (dense(name=name)(stream.hidden) for name in ("query", "key", "value"))
         if config.positions == "rotary":
             query, key = turn_heads(config, query, key, sight.positions, is_global)
@@ -174,13 +174,14 @@ class FeedForward(nn.Module):
     def __call__(self, stream: Stream, deterministic: bool) -> Stream:
         """Returns the stream."""
         config = self.config
-        dense = functools.partial(Dense, config, has_bias=config.dense_bias)
-        intermediate = dense(config.intermediate_size, add=False, name="intermediate")
+        wide = functools.partial(Dense, config, config.intermediate_size, has_bias=config.wide_bias)
+        intermediate = wide(add=False, name="intermediate")
         product, bias = intermediate(stream.hidden)
         widened: Any = activate(config.activation, product, bias)
         if config.feed_forward == "gated":
-            widened = widened * dense(config.intermediate_size, name="gate")(stream.hidden)
-        update = dense(config.hidden_size, stddev=config.output_stddev, name="output")(widened)
+            widened = widened * wide(name="gate")(stream.hidden)
+        narrow = {"has_bias": config.layer_bias, "stddev": config.output_stddev}
+        update = Dense(config, config.hidden_size, name="output", **narrow)(widened)
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
         return stream.add(config, update)
 

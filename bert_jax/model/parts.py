@@ -32,6 +32,7 @@ ACTIVATIONS = {
     # With erf, as the references compute it; jax.nn.gelu uses erfc, which costs more than twice as much on a CPU.
     "gelu_exact": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
     "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
 }
 
 

@@ -31,8 +31,8 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
         kernel = {"kernel": leaf(*stack, rows, columns)}
         return kernel | ({"bias": leaf(*stack, columns)} if bias else {})
 
-    def block(rows: int, columns: int, stack: tuple[int, ...] = ()) -> PyTree:
-        return dense(rows, columns, stack, bias=config.dense_bias)
+    def block(rows: int, columns: int) -> PyTree:
+        return dense(rows, columns, bias=config.dense_bias)
 
     embeddings = {"word": {"embedding": leaf(vocab_size, width)}, "norm": norm(width)}
     if config.positions == "learned":
@@ -44,14 +44,14 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
         embeddings["project"] = dense(width, hidden)
 
     products = ("query", "key", "value", "output")
-    attention = {name: block(hidden, hidden, layers) for name in products}
+    attention = {name: dense(hidden, hidden, layers, config.layer_bias) for name in products}
     feed_forward = {
-        "intermediate": block(hidden, wide, layers),
-        "output": block(wide, hidden, layers),
+        "intermediate": dense(hidden, wide, layers, config.wide_bias),
+        "output": dense(wide, hidden, layers, config.layer_bias),
         "norm": norm(hidden, layers),
     }
     if config.feed_forward == "gated":
-        feed_forward["gate"] = block(hidden, wide, layers)
+        feed_forward["gate"] = dense(hidden, wide, layers, config.wide_bias)
     pooler = block(hidden, hidden)
     if config.block.norm:
         pooler["norm"] = norm(hidden)

@@ -60,6 +60,8 @@ class ModelConfig(Section):
     rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
     # the same in local layers
     local_rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
+    # the wavelengths of rotary positions are so many times as long as their base makes them
+    rotary_stretch: float = setting(1.0, "model", least=ABOVE_0, most=1e6)
     # tokens to each side that a local layer sees; 0 makes every layer global
     window: int = _count(0, least=0)
     global_every: int = _count(3)  # with a window, layers 0, n, 2 n, ... are global
@@ -67,12 +69,14 @@ class ModelConfig(Section):
     norm: str = choice("after", "before", affects="model")
     norm_bias: bool = setting(True, "model")  # of all layer norms
     dense_bias: bool = setting(True, "model")  # of all dense layers but classifiers
+    # with dense_bias, what has no bias all the same: "layers", or "wide", the first products of feed-forward blocks
+    unbiased: str = choice("none", "layers", "wide", affects="model")
     # or "gated": the activation is multiplied by a second product
     feed_forward: str = choice("plain", "gated", affects="model")
     # width of the tables, if not hidden_size; a dense layer follows
     embedding_size: int = _count(0, least=0)
-    # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, or "relu"
-    activation: str = choice("gelu_tanh", "gelu_exact", "relu", affects="model")
+    # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, "relu" or "silu"
+    activation: str = choice("gelu_tanh", "gelu_exact", "relu", "silu", affects="model")
     hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     attention_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     initializer_stddev: float = 0.02
@@ -157,6 +161,16 @@ class ModelConfig(Section):
         return BLOCKS[self.family]
 
     @property
+    def layer_bias(self) -> bool:
+        """Whether dense layers of the layers have a bias, as far as there is no narrower rule."""
+        return self.dense_bias and self.unbiased != "layers"
+
+    @property
+    def wide_bias(self) -> bool:
+        """Whether the first products of a feed-forward block have a bias."""
+        return self.layer_bias and self.unbiased != "wide"
+
+    @property
     def has_kernels(self) -> bool:
         """Whether attention is that of kernels, where there are any."""
         return self.attention == "fused" and self.score_bias == "none"
@@ -185,6 +199,10 @@ class ModelConfig(Section):
         yield (
             self.position_offset and self.positions != "learned",
             f"model.position_offset {self.position_offset} needs model.positions=learned",
+        )
+        yield (
+            self.unbiased != "none" and not self.dense_bias,
+            f"model.unbiased {self.unbiased} needs model.dense_bias=True",
         )
         yield (
             self.gradient_dtype == "bfloat16" and self.compute_dtype == "float32",

@@ -15,12 +15,14 @@ class Block(NamedTuple):
     span_dropout: bool = False  # before the logits of spans
 
 
+_AS_ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3")
 # The families by transformers' model_type. Source: the modeling files of transformers 5.
 BLOCKS: dict[str, Block] = {
     "bert": Block(),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), Block(dropout=True)),
+    **dict.fromkeys(_AS_ROBERTA, Block(dropout=True)),
     "distilbert": Block("relu", of_encoder=False, span_dropout=True),
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
+    **dict.fromkeys(("nomic_bert", "gte"), Block(of_encoder=False)),
     "modernbert": Block(
         "gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True
     ),
@@ -44,6 +46,11 @@ def _mpnet(size: str) -> tuple[str, dict[str, Any]]:
 
 def _electra(size: str, **changes: int) -> tuple[str, dict[str, Any]]:
     return size, {"family": "electra", "activation": "gelu_exact", **changes}
+
+
+def _rotary(size: str, family: str, theta: float, **changes: Any) -> tuple[str, dict[str, Any]]:
+    shape = {"positions": "rotary", "rotary_theta": theta, "type_vocab_size": 1}
+    return size, {"family": family, "activation": "gelu_exact", **shape, **changes}
 
 
 def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any]]:
@@ -71,7 +78,8 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 
 
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
-# Clark et al. 2020, discriminators; Song et al. 2020; Warner et al. 2024. The small ones of ModernBERT are ours.
+# Clark et al. 2020, discriminators; Song et al. 2020; Nussbaum et al. 2024;
+# Zhang et al. 2024; Sturua et al. 2024; Warner et al. 2024. The small ones of ModernBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
     "roberta-large": _roberta("large"),
@@ -86,6 +94,26 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra-small": _electra("L12_H256", embedding_size=128),
     "electra-base": _electra("base"),
     "electra-large": _electra("large"),
+    "nomic-bert": _rotary(
+        *("base", "nomic_bert", 1_000.0),
+        max_positions=2048,
+        type_vocab_size=2,
+        activation="silu",
+        feed_forward="gated",
+        unbiased="layers",
+        hidden_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    ),
+    "gte": _rotary(
+        *("base", "gte", 160_000.0),
+        max_positions=8192,
+        feed_forward="gated",
+        unbiased="wide",
+        attention_dropout_rate=0.0,
+    ),
+    "jina-embeddings-v3": _rotary(
+        *("large", "jina_embeddings_v3", 20_000.0), max_positions=8194, layer_norm_epsilon=1e-5
+    ),
     "modernbert-mini": _modernbert(4, 256, 384),
     "modernbert-small": _modernbert(4, 512, 768),
     "modernbert-base": _modernbert(22, 768, 1152),

@@ -18,7 +18,8 @@ LONGEST = 100  # characters of a word, in the class of BERT
 _BERT, _MPNET, _CAMEMBERT = "BertTokenizer", "MPNetTokenizer", "CamembertTokenizer"
 # The class of a model whose files name none. ModernBERT's follows the file, whatever class they name.
 _OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "RobertaTokenizer",
-              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT, "mpnet": _MPNET}  # fmt: skip
+              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT, "mpnet": _MPNET,
+              "nomic_bert": _BERT, **dict.fromkeys(("gte", "jina_embeddings_v3"), "XLMRobertaTokenizer")}  # fmt: skip
 # Classes that compute without a tokenizer.json, some with programs for Japanese or Vietnamese.
 _ELSEWHERE = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "CanineTokenizer",
               "FlaubertTokenizer", "XLMTokenizer", "BartphoTokenizer")  # fmt: skip

@@ -35,6 +35,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camembert": "camembert-base",
          "distilbert": "distilbert", "electra": "electra-small", "mpnet": "mpnet-base",
+         "nomic_bert": "nomic-bert", "gte": "gte", "jina_embeddings_v3": "jina-embeddings-v3",
          "modernbert": "modernbert-mini"}  # fmt: skip
 
 PADS = {"mpnet": 1}  # 0 in the others
@@ -92,6 +93,12 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
         ("mpnet", {}, {"max_positions": 510, "layer_norm_epsilon": 1e-12}),
         ("mpnet", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5},
          {"max_positions": 512, "layer_norm_epsilon": 1e-5}),
+        ("nomic_bert", {}, {"rotary_theta": 1000.0}),
+        ("gte", {"rope_theta": None}, {"rotary_theta": 160_000.0}),
+        ("gte", {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}},
+         {"rotary_theta": 5.0}),
+        ("jina_embeddings_v3", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+         {"rotary_theta": 20_000.0, "rotary_stretch": 4.0}),
         ("electra", {}, {"embedding_size": 128}),
         ("electra", {"embedding_size": 256}, {"embedding_size": 0}),
         ("electra", {"hidden_size": 128}, {"embedding_size": 0}),
@@ -269,6 +276,11 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, mess
         ("roberta", {"score_bias": "buckets"}, "model.score_bias buckets has no counterpart in transformers' Roberta"),
         ("mpnet", {"score_bias": "none"}, "model.score_bias none has no counterpart"),
         ("mpnet", {"position_offset": 1}, "model.position_offset 1 has no counterpart"),
+        ("nomic_bert", {"unbiased": "wide"}, "model.unbiased wide has no counterpart in transformers' NomicBert"),
+        ("nomic_bert", {"type_vocab_size": 0}, "model.type_vocab_size 0"),
+        ("gte", {"activation": "silu"}, "model.activation silu has no counterpart"),
+        ("jina_embeddings_v3", {"positions": "learned"}, "model.positions learned has no counterpart"),
+        ("roberta", {"rotary_stretch": 2.0}, "model.rotary_stretch 2.0 has no counterpart"),
         ("modernbert", {"feed_forward": "plain"}, "model.feed_forward plain"),
     ],
 )

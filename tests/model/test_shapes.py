@@ -46,6 +46,8 @@ ODD = ModelConfig(
         "modernbert-mini",
         ODD,
         dataclasses.replace(ODD, norm_bias=False, dense_bias=False, feed_forward="gated", norm="before"),
+        dataclasses.replace(ODD, feed_forward="gated", unbiased="layers"),
+        dataclasses.replace(ODD, feed_forward="gated", unbiased="wide"),
         dataclasses.replace(ODD, family="mpnet", score_bias="buckets"),
         dataclasses.replace(ODD, family="electra", dense_bias=False, type_vocab_size=0),
         dataclasses.replace(ODD, family="modernbert", positions="none", position_offset=0, embedding_size=0),

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers and ours on random models of BERT's relatives, with every head that transformers has for them."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 from described import write_described
 from hf_models import make_tokenizer
+from older_layouts import CONFIGS, write_older
 from read_models import load_hf
 
 from bert_jax import load_pretrained
@@ -44,6 +47,14 @@ CASES = {  # a name -> family, what is not the same in its configuration
     "electra-wide": ("electra", TYPED | {"embedding_size": 24}),
     "mpnet": ("mpnet", MPNET),
     "mpnet-far": ("mpnet", MPNET | {"max_position_embeddings": 302, "num_hidden_layers": 2}),
+    "nomic": ("nomic_bert", TYPED | {"type_vocab_size": 2}),
+    "nomic-theta": ("nomic_bert", TYPED | {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+                                           "hidden_act": "gelu"}),
+    "gte": ("gte", TYPED),
+    "gte-types": ("gte", TYPED | {"type_vocab_size": 2}),
+    "gte-no-types": ("gte", TYPED | {"type_vocab_size": 0, "layer_norm_eps": 1e-5}),
+    "gte-linear": ("gte", TYPED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 90.0}}),
+    "jina3": ("jina_embeddings_v3", TYPED | {"max_position_embeddings": 300}),
     "modernbert": ("modernbert", MODERN),
     "modernbert-mean": ("modernbert", MODERN | {"classifier_pooling": "mean", "global_attn_every_n_layers": 2,
                                                 "local_attention": 2}),
@@ -198,6 +209,33 @@ def test_texts_give_the_same_logits_with_a_tokenizer_of_its_own(tmp_path, family
                 expected = model(**inputs).logits.numpy()[real]
             ours = np.asarray(found)[:, : real.shape[1], : len(tokenizer)][real]
             np.testing.assert_allclose(ours, expected, atol=ATOL, rtol=1e-5)
+
+
+TODAY = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "vocab_size": 131,
+}
+
+
+@pytest.mark.parametrize("family", ["nomic_bert", "gte", "jina_embeddings_v3"])
+def test_an_older_layout_is_read_as_transformers_reads_it(tmp_path, family):
+    """Which knows the older names of tensors, with today's settings."""
+    write_older(tmp_path / "older", family)
+    loaded = load_hf(tmp_path / "older")
+    settings = TODAY | {"model_type": family, "layer_norm_eps": 1e-6, "rope_theta": 90.0, "pad_token_id": 0}
+    settings |= {"type_vocab_size": CONFIGS[family]["type_vocab_size"], "max_position_embeddings": 64}
+    (tmp_path / "older" / "config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "older").eval()
+    inputs = random_inputs(64, np.random.default_rng(0), settings["type_vocab_size"] > 1)
+    inputs["input_ids"] %= 131
+    with torch.no_grad():
+        expected = theirs(**{name: torch.from_numpy(value) for name, value in inputs.items()}).last_hidden_state
+    found = jax.jit(lambda params: encode(loaded.config, params, as_batch(inputs)).hidden)(loaded.params)
+    real = inputs["attention_mask"] > 0
+    np.testing.assert_allclose(np.asarray(found)[real], expected.numpy()[real], atol=ATOL, rtol=1e-5)
 
 
 def test_every_family_is_here():

@@ -120,25 +120,30 @@ def test_we_load_what_it_has_written(st, small, tmp_path, mode, activation, opti
             np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, TEXTS, kind="sts"), expected, atol=1e-5)
 
 
-def test_mpnet_s_directory_both_ways(st, tmp_path):
-    """The shape of the most used models of its kind: mean, Normalize, 384 tokens."""
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("mpnet", "mpnet"), ("nomic_bert", "words"), ("gte", "xlmr"), ("jina_embeddings_v3", "xlmr")],
+)
+def test_directories_of_relatives_both_ways(st, tmp_path, family, kind):
+    """The shape of the most used models of their kind: mean, Normalize, 384 tokens."""
     import torch
     import transformers
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     torch.manual_seed(0)
-    directory = write_described(tmp_path / "hf", "mpnet")
+    directory = write_described(tmp_path / "hf", kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = transformers.MPNetConfig(vocab_size=len(tokenizer), max_position_embeddings=514, **sizes)
-    transformers.MPNetModel(config).save_pretrained(directory)
+    sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    config = transformers.AutoConfig.for_model(family, max_position_embeddings=514, **sizes)
+    transformers.AutoModel.from_config(config).save_pretrained(directory)
     modules = [Transformer(str(directory), max_seq_length=384), Pooling(32, "mean"), Normalize()]
     st.SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "st"))
     convert(tmp_path / "st", tmp_path / "again")
     texts = [*TEXTS, "low " * 500]
     bert = bert_jax.load_pretrained(tmp_path / "st")
-    assert bert.config.family == "mpnet" and bert.task_settings["max_seq_length"] == 384
+    assert bert.config.family == family and bert.task_settings["max_seq_length"] == 384
     with pytest.warns(UserWarning, match="more than 384 tokens"):
         found = bert_jax.sentence_embeddings(bert, texts)
     for name in ("st", "again"):

@@ -131,8 +131,9 @@ def test_word_starts(directory, tokenizer):
     ids = tokenizer.encode(" The jumpers, it's naïve 東京")
     starts = tokenizer.word_starts[ids]
     words = "".join("|" * int(start) + tokenizer.vocab[index].strip("Ġ▁") for index, start in zip(ids, starts)).lower()
+    words = words.replace("##", "")
     if directory.name == "words":
-        assert words.replace("##", "").startswith("|the|jumpers,|it's|")
+        assert words.startswith("|the|jumpers,|it's|")
     else:
         assert words.startswith(("|the|jumpers|,|it|'s|na", "|the|jumpers|,|it|'|s|na", "|the|jumpers|,|it|'s|"))
         assert starts.sum() >= 7

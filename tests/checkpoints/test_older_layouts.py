@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose files remote code wrote: what NumPy computes of them, straight from their tensors."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from older_layouts import BASES, CONFIGS, HEADS, NAMES, WIDTH, hidden_states, write_older
+from read_models import load_hf
+from safetensors.numpy import save_file
+
+from bert_jax.batch import pad_rows
+from bert_jax.checkpoints.families import FAMILIES, of_today
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.errors import InputError
+from bert_jax.model.objective import encode
+
+IDS = np.random.default_rng(0).integers(5, 131, 41)
+PLAIN = 90.0 ** (-np.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
+
+
+def assert_computes(loaded, family, tensors, frequencies=PLAIN):
+    hidden = jax.jit(lambda params, batch: encode(loaded.config, params, batch).hidden)
+    batch = pad_rows([np.concatenate([IDS, IDS[:7]])], 64)
+    batch.sequence_ids[0, 41:48] = 2  # a packed row: positions begin again
+    found = hidden(loaded.params, batch)[0]
+    np.testing.assert_allclose(found[:41], hidden_states(family, tensors, IDS, frequencies), atol=3e-5)
+    np.testing.assert_allclose(found[41:48], hidden_states(family, tensors, IDS[:7], frequencies), atol=3e-5)
+
+
+@pytest.mark.parametrize("family", list(NAMES))
+def test_an_older_directory_is_read_computed_and_written_as_today(tmp_path, family):
+    tensors = write_older(tmp_path / "older", family)
+    loaded = load_hf(tmp_path / "older")
+    assert loaded.config.family == family and loaded.config.rotary_theta == 90.0
+    assert loaded.config.layer_norm_epsilon == 1e-6
+    code = [f"computed as a {FAMILIES[family].prefix}"] * (family == "nomic_bert")  # which has an auto_map
+    pooler = ["has no pooler"] * (family == "jina_embeddings_v3")
+    assert [part in note for part, note in zip(code + pooler, loaded.notes, strict=True)] == [True] * len(code + pooler)
+    assert_computes(loaded, family, tensors)
+    save_hf(tmp_path / "today", *loaded[:5])
+    about = json.loads((tmp_path / "today" / "config.json").read_text())
+    assert about["model_type"] == family and about["rope_parameters"] == {"rope_type": "default", "rope_theta": 90.0}
+    again = load_hf(tmp_path / "today")
+    assert again.config == loaded.config
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+
+
+@pytest.mark.parametrize("family", list(NAMES))
+def test_names_with_the_base_that_a_head_puts_before_them(tmp_path, family):
+    write_older(tmp_path / "bare", family)
+    write_older(tmp_path / "based", family, BASES[family])
+    bare, based = load_hf(tmp_path / "bare"), load_hf(tmp_path / "based")
+    jax.tree.map(np.testing.assert_array_equal, bare.params, based.params)
+
+
+@pytest.mark.parametrize("family", ["nomic_bert", "gte"])
+def test_a_swapped_gate_is_another_model(tmp_path, family):
+    """The two have equal shapes, and nothing else would say so."""
+    tensors = write_older(tmp_path / "older", family)
+    swapped = dict(tensors)
+    for name, array in tensors.items():
+        if "fc11" in name:
+            other = name.replace("fc11", "fc12")
+            swapped |= {name: tensors[other], other: array}
+        elif "up_gate" in name:
+            swapped[name] = np.concatenate(np.split(array, 2)[::-1])
+    save_file(swapped, tmp_path / "older" / "model.safetensors")
+    loaded = load_hf(tmp_path / "older")
+    assert_computes(loaded, family, swapped)
+    with pytest.raises(AssertionError):
+        assert_computes(loaded, family, tensors)
+
+
+def test_angles_of_other_forms(tmp_path):
+    """Fixed ones are computed; of those that depend on a batch, as many tokens as have the plain angles."""
+    size = WIDTH // HEADS
+    tensors = write_older(tmp_path / "ntk", "gte", rope_scaling={"type": "ntk", "factor": 2.0})
+    loaded = load_hf(tmp_path / "ntk")
+    longer = 180.0 ** (-np.arange(0, size, 2) / size) / 2 ** (2 / size)
+    assert_computes(loaded, "gte", tensors, longer)
+    save_hf(tmp_path / "today", *loaded[:5])
+    about = json.loads((tmp_path / "today" / "config.json").read_text())["rope_parameters"]
+    assert about == {"rope_type": "linear", "factor": pytest.approx(2**0.25), "rope_theta": 180.0}
+    assert load_hf(tmp_path / "today").config == loaded.config
+
+    write_older(tmp_path / "dynamic", "nomic_bert", rotary_scaling_factor=2.0)
+    loaded = load_hf(tmp_path / "dynamic")
+    assert loaded.config.max_positions == 2048 and loaded.config.rotary_theta == 90.0
+    assert loaded.notes[0].startswith("beyond 2048 tokens its angles would depend on the longest row")
+    plain = dataclasses.replace(loaded.config, max_positions=8192)
+    write_older(tmp_path / "plain", "nomic_bert")
+    assert load_hf(tmp_path / "plain").config == plain
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gte", {"rope_scaling": {"type": "yarn"}}, 'its angles have the rope_type "yarn"'),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}, 'the rope_type "ntk"'),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale is true, which this Gte cannot compute"),
+        ("gte", {"position_embedding_type": "absolute"}, 'position_embedding_type is "absolute"'),
+        ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
+        ("gte", {"hidden_act": "relu"}, "hidden_act"),
+        ("gte", {"head_dim": 16}, "head_dim is 16; it can be 8"),
+        ("gte", {"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; it can be 1"),
+        ("nomic_bert", {"num_experts": 8}, "num_experts is 8, which this NomicBert cannot compute"),
+        ("nomic_bert", {"activation_function": "gelu"}, "activation_function"),
+        ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),
+        ("nomic_bert", {"prenorm": True}, "prenorm is true"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, message):
+    write_older(tmp_path / "older", family, **changes)
+    with pytest.raises(InputError, match=message) as error:
+        load_hf(tmp_path / "older")
+    assert "\n" not in str(error.value)
+
+
+def test_adapters_inside_a_model_are_refused(tmp_path):
+    tensors = write_older(tmp_path / "older", "jina_embeddings_v3")
+    lora = "encoder.layers.0.mixer.Wqkv.parametrizations.weight.0.lora_A"
+    save_file(tensors | {lora: np.zeros((5, 4, 24), np.float32)}, tmp_path / "older" / "model.safetensors")
+    with pytest.raises(InputError, match=r"lora_A is a part of an adapter \(LoRA\) inside the model"):
+        load_hf(tmp_path / "older")
+
+
+def test_settings_of_other_families_stay_as_they_are():
+    for settings in ({"model_type": "bert", "n_embd": 3}, {"model_type": "xlm-roberta"}, {}, {"model_type": ["new"]}):
+        assert of_today(settings) is settings
+    for family, config in CONFIGS.items():
+        today = of_today(config)
+        assert today["model_type"] == family and today["architectures"] == [f"{FAMILIES[family].prefix}Model"]
+        assert of_today(today) == today and today["rope_theta"] == 90.0
+        theirs = {name: value for name, value in config.items() if name not in ("rope_theta", "rotary_emb_base")}
+        assert of_today(theirs)["rope_theta"] == 10_000.0  # the default of each code
