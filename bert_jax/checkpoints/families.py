@@ -108,14 +108,28 @@ SETTINGS = {
     "initializer_stddev": "initializer_range",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-_DISTIL_SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours not in ("type_vocab_size",
-    "layer_norm_epsilon")} | {"hidden_size": "dim", "num_layers": "n_layers", "num_heads": "n_heads",
-    "intermediate_size": "hidden_dim", "hidden_dropout_rate": "dropout",
-    "attention_dropout_rate": "attention_dropout"}  # fmt: skip
-_MODERN_SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "type_vocab_size"} | {
-    "layer_norm_epsilon": "norm_eps", "hidden_dropout_rate": "mlp_dropout",
-    "attention_dropout_rate": "attention_dropout", "norm_bias": "norm_bias", "dense_bias": "mlp_bias",
-    "pooling": "classifier_pooling"}  # fmt: skip
+_DISTIL_SETTINGS = {
+    ours: theirs
+    for ours, theirs in SETTINGS.items()
+    if ours not in ("type_vocab_size", "layer_norm_epsilon")
+} | {
+    "hidden_size": "dim",
+    "num_layers": "n_layers",
+    "num_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_dropout_rate": "dropout",
+    "attention_dropout_rate": "attention_dropout",
+}
+_MODERN_SETTINGS = {
+    ours: theirs for ours, theirs in SETTINGS.items() if ours != "type_vocab_size"
+} | {
+    "layer_norm_epsilon": "norm_eps",
+    "hidden_dropout_rate": "mlp_dropout",
+    "attention_dropout_rate": "attention_dropout",
+    "norm_bias": "norm_bias",
+    "dense_bias": "mlp_bias",
+    "pooling": "classifier_pooling",
+}
 
 # Hugging Face's "gelu" is erf, where Google's is tanh.
 _EXACT = {"gelu": "gelu_exact", "gelu_python": "gelu_exact"}
@@ -128,9 +142,23 @@ NAMES_OF_ACTIVATIONS = {
 }
 
 # The options of `ModelConfig` that a config.json does not mention, with the values of BERT.
-_FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
-    "pooling", "positions", "position_offset", "score_bias", "rotary_stretch", "window", "norm", "norm_bias",
-    "dense_bias", "unbiased", "feed_forward", "embedding_size")}  # fmt: skip
+_FIXED: dict[str, Any] = {
+    name: getattr(ModelConfig, name)
+    for name in (
+        "pooling",
+        "positions",
+        "position_offset",
+        "score_bias",
+        "rotary_stretch",
+        "window",
+        "norm",
+        "norm_bias",
+        "dense_bias",
+        "unbiased",
+        "feed_forward",
+        "embedding_size",
+    )
+}
 
 
 _NOTHING: dict[str, Any] = {}
@@ -655,8 +683,14 @@ FAMILIES: dict[str, Family] = {
 }
 
 # The classes that each family has; BERT's have more.
-_SHARED = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
-           "ForMultipleChoice")  # fmt: skip
+_SHARED = (
+    "Model",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 
 
 @functools.cache
