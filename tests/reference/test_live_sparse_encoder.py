@@ -119,7 +119,8 @@ def test_a_masked_language_model_alone_gives_the_same_vectors(st, hub):
     assert_same_vectors(st.SparseEncoder(str(hub[0]), device="cpu"), bert, short)
 
 
-def test_the_loss_is_its_own(st):
+@pytest.mark.parametrize("least", [(0, 0), (14, 16)])
+def test_the_loss_is_its_own(st, least):
     """Of pairs with a hard negative, without equal texts."""
     import torch
     from sentence_transformers.sparse_encoder import losses
@@ -134,12 +135,15 @@ def test_the_loss_is_its_own(st):
 
     given = Given()
     base = losses.SparseMultipleNegativesRankingLoss(given)
-    theirs = losses.SpladeLoss(given, base, document_regularizer_weight=0.3, query_regularizer_weight=0.2)
+    names = ("document_regularizer_threshold", "query_regularizer_threshold")
+    limits = dict(zip(names, (each or None for each in least)))
+    theirs = losses.SpladeLoss(given, base, document_regularizer_weight=0.3, query_regularizer_weight=0.2, **limits)
     features = [{"given": torch.tensor(vectors[:, column])} for column in range(3)]
     expected = {name: float(value) for name, value in theirs(features, torch.zeros(8)).items()}
     numbers = np.arange(24, dtype=np.int32).reshape(8, 3)
     batch = pad_rows(np.ones((24, 3), np.int32), 3)._replace(labels=Texts(numbers, numbers, np.zeros(8, np.float32)))
-    head = SparseEmbeddings(EmbeddingConfig(kind="sparse", passage_flops=0.3, query_flops=0.2))
+    settings = {"passage_flops": 0.3, "query_flops": 0.2, "passage_least": least[0], "query_least": least[1]}
+    head = SparseEmbeddings(EmbeddingConfig(kind="sparse", **settings))
     metrics = jax.jit(lambda outputs: head.losses(outputs, batch, np.ones(8, np.float32)))(vectors.reshape(24, 1, 30))
     found = {name: float(total / weight) for name, (total, weight) in metrics.items()}
     assert found["loss"] == pytest.approx(expected["base_loss"], rel=1e-5)

@@ -83,9 +83,10 @@ class SparseEmbeddings(Embeddings):
         """Returns the loss of `Embeddings`, and of passages and queries FLOPS and how many words a text has.
 
         FLOPS is the sum over words of the square of their mean weight. Passages are positives and hard negatives.
+        Source: Paria et al. 2020; Geng et al. 2025 for texts of few words, which do not count.
         """
         metrics = super().losses(logits, batch, weights)
-        metrics["base_loss"] = metrics["loss"]
+        metrics["base_loss"], settings = metrics["loss"], self.settings
         vectors = vectors_of_examples(logits, batch)
         there = batch.labels.numbers >= 0
         columns = {
@@ -97,8 +98,11 @@ class SparseEmbeddings(Embeddings):
             texts = vectors[:, column]
             number = jnp.sum(there[:, column], dtype=jnp.float32)
             number = jnp.maximum(number, 1)
-            mean = jnp.sum(texts, axis=(0, 1)) / number
             active = jnp.sum(texts != 0, dtype=jnp.float32)
+            if least := {"passage": settings.passage_least, "query": settings.query_least}[kind]:
+                words = jnp.sum(texts != 0, axis=-1, keepdims=True)
+                texts = jnp.where(words > least, texts, 0)
+            mean = jnp.sum(texts, axis=(0, 1)) / number
             metrics[f"{kind}_flops"] = jnp.sum(jnp.square(mean)), jnp.ones(())
             metrics[f"{kind}_terms"] = active, number
         return metrics

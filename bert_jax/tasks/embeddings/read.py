@@ -163,6 +163,8 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
 def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamples]:
     """Yields the examples to train on of a place: of a table of lines or of Parquet at most `most` of its rows at once.
 
+    A table of NLI is read whole, since the rows of a premise need not follow one another.
+
     Raises: InputError with file and line; also if a part of a table has other columns than the first.
     """
     if is_squad(place) or beir_place(place, "train") or _is_text(config, place):
@@ -183,10 +185,9 @@ def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamp
                 "every row, or name those of negatives"
             )
         examples = _of_table(config, table)
-        if examples.is_nli:
-            raise InputError(
-                f"{place} has the hypotheses of a premise in several rows; train from the table itself, or write pairs"
-            )
+        if examples.is_nli:  # the hypotheses of a premise are anywhere in the file
+            yield _read(config, place, "train")
+            return
         yield examples
 
 

@@ -147,6 +147,12 @@ def test_dot_products_are_compared_and_words_are_counted():
     passages, queries = v[[1, 2, 4]], v[[0, 3]]
     assert found["passage_flops"] == pytest.approx((np.square(passages.mean(0)).sum(), 1), rel=1e-5)
     assert found["query_flops"] == pytest.approx((np.square(queries.mean(0)).sum(), 1), rel=1e-5)
+    few = min((row > 0).sum() for row in passages)
+    left = np.where(((passages > 0).sum(1) > few)[:, None], passages, 0)
+    assert not left.all(1).all() and left.any()
+    least = jax.jit(lambda vectors: head(passage_least=int(few)).losses(vectors, rows, weights))(vectors)
+    assert least["passage_flops"] == pytest.approx((np.square(left.mean(0)).sum(), 1), rel=1e-5)
+    assert least["passage_terms"] == found["passage_terms"]
     assert found["passage_terms"] == ((passages > 0).sum(), 3) and found["query_terms"] == ((queries > 0).sum(), 2)
 
 

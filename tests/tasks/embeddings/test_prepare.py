@@ -112,6 +112,10 @@ def write_table(folder, kind):
         lines = ["query,positive,negative", *(f'"{r["anchor"]}",{r["positive"]},"{r["anchor"]} the"' for r in rows)]
         (folder / "train.csv").write_text("\n".join(lines) + "\n")
         return folder / "train.csv"
+    if kind == "nli.jsonl":
+        labels = ("entailment", "neutral", "contradiction")
+        named = [(row["anchor"], row["positive"], labels[number % 3]) for number, row in enumerate(pairs(90))]
+        return write_jsonl(folder / "nli.jsonl", [dict(zip(("premise", "hypothesis", "label"), row)) for row in named])
     if kind == "txt":
         (folder / "train.txt").write_text("".join(f"{row['positive']}\n" for row in rows))
         return folder / "train.txt"
@@ -133,7 +137,7 @@ def write_table(folder, kind):
     return place
 
 
-@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "graded.tsv", "csv", "txt", "squad", "beir"])
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "graded.tsv", "csv", "nli.jsonl", "txt", "squad", "beir"])
 def test_rows_are_those_of_the_table(model, tmp_path, monkeypatch, kind):
     """Read in parts of seven examples, and written in shards of a few rows that begin within files."""
     monkeypatch.setattr(module, "_EXAMPLES_AT_ONCE", 7)
@@ -280,7 +284,6 @@ def refused(inputs, **options):
         (refused("a.jsonl", weights=[1.0, 2.0]), "not a number above 0 for each of 1 inputs"),
         (refused("a.jsonl,graded.tsv"), "graded.tsv has graded pairs; prepare them apart"),
         (refused("nothing.jsonl"), "nothing.jsonl' is neither a file nor a directory"),
-        (refused("nli.jsonl"), "has the hypotheses of a premise in several rows"),
         (refused("changes.jsonl"), "changes.jsonl:3: from here on the columns are 'anchor', 'positive', 'negative'"),
         (refused("same.jsonl"), "have the same positive"),
         (refused("a.jsonl", query_prompt="ban " * 20), "leaves no room for a text after it"),
@@ -294,8 +297,6 @@ def test_what_cannot_be_prepared_is_named(model, tmp_path, monkeypatch, ask, sai
     (tmp_path / "a2").mkdir()
     write_jsonl(tmp_path / "a2" / "a.jsonl", plain)
     (tmp_path / "graded.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\n")
-    nli = {"premise": "a", "hypothesis": "b", "label": "entailment"}
-    write_jsonl(tmp_path / "nli.jsonl", [nli])
     write_jsonl(tmp_path / "changes.jsonl", [*plain[:2], pairs(3)[2]])
     write_jsonl(tmp_path / "same.jsonl", [row | {"positive": "gen"} for row in plain])
     (tmp_path / "empty.jsonl").write_text("\n")
