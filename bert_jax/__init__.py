@@ -51,6 +51,10 @@ _HOMES = {
     "maxsim": "inference.late_interaction:maxsim",
     "multi_vectors": "inference.late_interaction:multi_vectors",
     "mine_negatives": "inference.negatives:mine_negatives",
+    "nearest_vectors": "tasks.embeddings.search:nearest_vectors",
+    "open_vectors": "data.vectors:open_vectors",
+    "quantize": "data.vectors:quantize",
+    "write_vectors": "inference.vectors:write_vectors",
     "pretrain": "pretraining:pretrain",
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
     "score_sentences": "inference.sentence_scores:score_sentences",
@@ -97,7 +101,10 @@ __all__ = [
     "maxsim",
     "mine_negatives",
     "multi_vectors",
+    "nearest_vectors",
+    "open_vectors",
     "pretrain",
+    "quantize",
     "recipe",
     "save_pretrained",
     "score_sentences",
@@ -106,12 +113,14 @@ __all__ = [
     "text_task",
     "token_task",
     "tune_process",
+    "write_vectors",
 ]
 
 if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.batch import Batch, Encoded, Row
     from bert_jax.batches.make import make_batch
     from bert_jax.checkpoints.pretrained import save_pretrained
+    from bert_jax.data.vectors import open_vectors, quantize
     from bert_jax.devices.tuning import tune_process
     from bert_jax.errors import InputError
     from bert_jax.finetuning import finetune
@@ -123,6 +132,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.pretrained import Pretrained, load_pretrained
     from bert_jax.inference.sentence_scores import score_sentences
     from bert_jax.inference.sparse import sparse_embeddings
+    from bert_jax.inference.vectors import write_vectors
     from bert_jax.model.bert import Encoder
     from bert_jax.model.heads.base import Head
     from bert_jax.model.heads.labels import Spot
@@ -135,6 +145,7 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.settings.model import ModelConfig
     from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
     from bert_jax.tasks.base import Rows, Task
+    from bert_jax.tasks.embeddings.search import nearest_vectors
     from bert_jax.tasks.own import batch_task, text_task, token_task
     from bert_jax.text.fitting import CutWarning
     from bert_jax.text.tokenizer import Tokenizer

@@ -25,7 +25,7 @@ PUBLIC = [
     *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch", "tune_process"),
     *("mine_negatives", "Limits", "mask_tokens", "MaskingConfig", "Encoded", "Spot", "CutWarning", "recipe"),
     *("TextHead", "TokenHead", "BatchHead", "text_task", "token_task", "batch_task", "multi_vectors"),
-    "maxsim",
+    *("maxsim", "write_vectors", "open_vectors", "nearest_vectors", "quantize"),
 ]
 
 

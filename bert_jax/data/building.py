@@ -13,6 +13,7 @@ from bert_jax.data.processes import say
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import files, locks, places, urls, writing
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 
 WORK, _IDENTITY = "unfinished", "options.json"
@@ -34,7 +35,7 @@ def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
     ):
         # versions up to 0.2 had it there alone
         stored = {**stored, "splitter": f"sentencex {made.get('sentencex')}"}
-    _check_identity(path, identity, stored)
+    check_identity(path, identity, stored)
     # left by a run that was killed after it had written its manifest
     shutil.rmtree(path / WORK, ignore_errors=True)
     say(f"{path} is already complete")
@@ -54,7 +55,7 @@ def unfinished(path: Path, identity: JsonObject, tokenizer: Tokenizer) -> Iterat
     with alone(path):
         begun = path / WORK / _IDENTITY
         if begun.is_file():
-            _check_identity(path, identity, files.read_json(begun))
+            check_identity(path, identity, files.read_json(begun))
             say(f"continuing in {path}")
         for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
             left_over.unlink()
@@ -155,7 +156,7 @@ def remove_unfinished(path: Path) -> None:
         path.rmdir()
 
 
-def _check_identity(path: Path, ours: JsonObject, theirs: object) -> None:
+def check_identity(path: AnyPath, ours: JsonObject, theirs: object) -> None:
     """Raises: InputError if the directory was made from another input, tokenizer or options."""
     theirs = theirs if isinstance(theirs, dict) else {}
     remedy = "choose another output directory, or delete this one"

@@ -6,12 +6,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.vectors import Vectors
 from bert_jax.devices.work import beat
+from bert_jax.errors import InputError
 from bert_jax.inference.features import sentence_embeddings
 from bert_jax.inference.late_interaction import is_of_tokens, maxsim, multi_vectors
 from bert_jax.inference.negatives import JUDGED_AT_ONCE, Judge
 from bert_jax.inference.sparse import terms_of_texts
-from bert_jax.tasks.embeddings.search import BLOCK, TEXTS, Nearest, nearest, nearest_texts
+from bert_jax.inference.vectors import digest_of
+from bert_jax.tasks.embeddings.search import (
+    BLOCK,
+    TEXTS,
+    Nearest,
+    nearest,
+    nearest_texts,
+    nearest_vectors,
+)
 from bert_jax.tasks.embeddings.terms import nearest_terms
 
 
@@ -32,26 +42,42 @@ class Hit(NamedTuple):
 def search(
     bert: Pretrained,
     queries: Sequence[str],
-    corpus: Iterable[Passage],
+    corpus: Iterable[Passage] | Vectors,
     k: int = 10,
     max_seq_length: int = 0,
     long_texts: str = "cut",
+    candidates: int = 100,
 ) -> list[list[Hit]]:
     """Returns the k passages that are nearest to each query by cosine, best first; of equals the first come first.
 
     A model with vectors of tokens finds those with the largest `maxsim`, one with sparse vectors those with the largest
     dot product, by an inverted list. The corpus is read once, and a few thousand of its vectors are in memory at a
-    time. See `sentence_embeddings`, `multi_vectors` and `sparse_embeddings` for the vectors of texts, `max_seq_length`
-    and `long_texts`.
+    time; or it is a directory that `open_vectors` opens, searched by `nearest_vectors` with as many `candidates`. See
+    `sentence_embeddings`, `multi_vectors` and `sparse_embeddings` for the vectors of texts, `max_seq_length` and
+    `long_texts`.
 
-    Raises: InputError as `sentence_embeddings`.
+    Raises: InputError as `sentence_embeddings`; also if the directory has vectors of another model.
     """
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
     of_tokens, kind = is_of_tokens(bert), bert.embedding and bert.embedding.embedding.kind
     embed: Any = multi_vectors if of_tokens else sentence_embeddings
     if kind == "sparse":
         embed = terms_of_texts
+    if isinstance(corpus, Vectors):
+        made, own = corpus.manifest["identity"]["model"], digest_of(bert)
+        if made != own:
+            raise InputError(
+                f"{corpus.place} has vectors of another model ({made[:12]}, not {own[:12]}); give that model, or make "
+                "the vectors with this one"
+            )
     query_vectors = embed(bert, queries, kind="query", **options)
+    if isinstance(corpus, Vectors):
+        near = nearest_vectors(query_vectors, corpus, k, candidates)
+        texts_of = corpus.passages(near.numbers[near.numbers >= 0])
+        return [
+            [Hit(Passage(*texts_of[n]), s) for n, s in zip(*of_query) if n >= 0]
+            for of_query in zip(near.numbers.tolist(), near.scores.tolist())
+        ]
     best: list[list[Hit]] = [[] for _ in queries]
     corpus = iter(corpus)
     while passages := list(itertools.islice(corpus, TEXTS if of_tokens else BLOCK)):

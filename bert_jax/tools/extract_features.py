@@ -2,11 +2,16 @@
 """Writes the encoder's vectors for every line of the input.
 
 bert_jax extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
+bert_jax extract_features --checkpoint=DIR --input=CORPUS --output=DIR/ --pooling=own --kind=passage --precision=int8
 
 An output file that ends in .npz holds arrays: `vectors` [layers, all tokens, H], `starts` (where each text's tokens
 begin, and where the last ones end) and `tokens`; with --pooling, `embeddings` [texts, H]. With --pooling, one that ends
 in .parquet has the columns `text` and `embedding`. Any other file holds JSON
 lines as Google's extract_features.py writes them. An input line is a text, or two texts separated by " ||| ".
+
+An output that ends in / becomes a directory of vectors for `search`, of a corpus that need not fit in memory: shards,
+ids, texts and a manifest. --input is then files of texts, JSON lines or tables, or BEIR's directory. All processes of a
+job share the work, and a command that was stopped goes on.
 
 A sparse model, with --pooling=own, gives words with their weights, largest first: JSON lines
 {"linex_index": 0, "terms": {"door": 2.98, ...}}, or in .npz `ids`, `weights` and `starts`. --top_k keeps as many.
@@ -24,13 +29,19 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from bert_jax.data.sources.parquet import write_vectors
+from bert_jax.data.vectors import PRECISIONS
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_input
-from bert_jax.tools.shared_flags import define_checkpoint, define_dtype, define_long_texts
+from bert_jax.tools.shared_flags import (
+    define_checkpoint,
+    define_dtype,
+    define_long_texts,
+    define_text_column,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +52,9 @@ if TYPE_CHECKING:
 
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
-OUTPUT = flags.DEFINE_string("output", "", "file to write the vectors to: .npz, or JSON lines")
+OUTPUT = flags.DEFINE_string(
+    "output", "", "file to write the vectors to: .npz, .parquet or JSON lines; or a directory, DIR/"
+)
 LAYERS = flags.DEFINE_string(
     "layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer"
 )
@@ -63,6 +76,14 @@ MAX_SEQ_LENGTH = flags.DEFINE_integer(
 )
 DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
+TEXT_COLUMN = define_text_column()
+PRECISION = flags.DEFINE_enum(
+    "precision", "float32", PRECISIONS, "numbers or codes of vectors in a directory"
+)
+SHARD_ROWS = flags.DEFINE_integer(
+    "shard_rows", 65536, "texts of a shard of a directory, which are in memory", lower_bound=1
+)
+join = cli.define_cluster_flags()
 
 _PARQUET = ".parquet"
 
@@ -86,6 +107,15 @@ def main() -> None:
         raise InputError(
             f"--output={OUTPUT.value} holds a vector for each text; give --pooling too, or another output"
         )
+    if OUTPUT.value.endswith("/"):
+        if POOLING.value == "none":
+            raise InputError(
+                f"--output={OUTPUT.value} holds a vector for each text; give --pooling too"
+            )
+        _write_directory(layers)
+        return
+    if PRECISION.value != "float32":
+        raise InputError(f"--precision={PRECISION.value} is of a directory; write --output=DIR/")
     check_file(OUTPUT.value, INPUT.value)
     texts = _read(INPUT.value)
 
@@ -131,6 +161,30 @@ def main() -> None:
             _write_npz(temporary, token_vectors, layers)
         else:
             _write_json(temporary, token_vectors, layers)
+
+
+def _write_directory(layers: Sequence[int]) -> None:
+    # before JAX starts its threads
+    reuse_freed_memory()
+    with join():
+        from bert_jax.inference.vectors import write_vectors
+
+        is_own = POOLING.value == "own"
+        manifest = write_vectors(
+            cli.load_model(CHECKPOINT.value, DTYPE.value),
+            INPUT.value,
+            OUTPUT.value.rstrip("/"),
+            precision=PRECISION.value,
+            kind=KIND.value,
+            text_column=TEXT_COLUMN.value,
+            shard_rows=SHARD_ROWS.value,
+            pooling="" if is_own else POOLING.value,
+            layer=-1 if is_own else layers[0],
+            max_seq_length=MAX_SEQ_LENGTH.value,
+            long_texts=LONG_TEXTS.value,
+        )
+    shards = f"{len(manifest['shards'])} shards of {manifest['dimensions']} {PRECISION.value}"
+    print(f"{manifest['rows']:,} vectors in {shards}", file=sys.stderr)
 
 
 def _write_multi(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:

@@ -16,6 +16,7 @@ from bert_jax.storage.files import open_binary
 from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
+from bert_jax.tasks.embeddings.corpus import passage_of
 from bert_jax.tasks.json_values import parse_json
 
 Item = TypeVar("Item")
@@ -59,31 +60,10 @@ def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
 
 
 def read_passages(path: str) -> Iterator[tuple[Any, str]]:
-    """Yields the id and the text of each line: a text, or an object with "text" and, if it has them, "_id" and "title".
-
-    The id is as given, or else the number of the line, as a text. Raises: InputError, with its line, at an object
-    without a text, and in a file of JSON lines at one that is not JSON; elsewhere that is a text.
-    """
+    """Yields the id and the text of each line, blank ones too, as `passage_of`, which says what it raises."""
     with open_lines(path) as stream:
-        for number, (where, line) in enumerate(read_input(stream, path), 1):
-            value = None
-            if line.startswith("{"):
-                with (
-                    contextlib.nullcontext()
-                    if is_json_lines(path)
-                    else contextlib.suppress(InputError)
-                ):
-                    value = parse_json(line, where)
-            if value is None:
-                yield str(number), line
-                continue
-            if not isinstance(value.get("text"), str):
-                raise InputError(
-                    f'{where}: the object has no "text" that is a text; write {{"text": "..."}}'
-                )
-            title, given = value.get("title"), value.get("_id")
-            text = f"{title} {value['text']}" if isinstance(title, str) else value["text"]
-            yield str(number) if given is None else given, text.strip()
+        for number, (where, text) in enumerate(read_input(stream, path), 1):
+            yield passage_of(number, where, text, is_json_lines(path))
 
 
 def parse_line(line: str, where: str, is_words: bool) -> object:

@@ -4,10 +4,15 @@
 bert_jax search --checkpoint=DIR --corpus=FILE --queries=FILE|- --k=10
 bert_jax search --checkpoint=DIR --corpus=FILE --rerank=maxsim|pairs --rerank_model=DIR --candidates=100
 
+<<<<<<< HEAD
 With --rerank the passages that are found first, as many as --candidates, are ordered by another model: by vectors of
 tokens, or by a reranker, which reads the query and the passage as a pair.
 
 An output whose name ends in .trec is a TREC run: query, Q0, passage, rank, score, tag.
+=======
+--corpus is a file, or a directory of vectors that `extract_features --output=DIR/` has written, which is searched.
+With --rerank the passages that are found first, as many as --candidates, are ordered by another model.
+>>>>>>> 34d6900f (data/vectors, inference/vectors, tasks/embeddings: vectors of a corpus larger than memory, written in shards by all processes, searched by memory maps, as codes too)
 
 A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. What has no
 id has the number of its line, from 1. Each line of queries has a result, which is empty for a blank one; blank passages
@@ -19,8 +24,11 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from bert_jax.data.vectors import BITS, Vectors, open_vectors
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
+from bert_jax.storage.places import to_place
+from bert_jax.storage.resolve import MANIFEST
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_writer, read_passages
@@ -35,7 +43,9 @@ if TYPE_CHECKING:
     from bert_jax.inference.search import Hit, Passage
 
 CHECKPOINT = define_checkpoint()
-CORPUS = flags.DEFINE_string("corpus", "", "file with one passage per line")
+CORPUS = flags.DEFINE_string(
+    "corpus", "", "file with one passage per line, or a directory of vectors"
+)
 QUERIES = flags.DEFINE_string("queries", "-", "file with one query per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write what is found to; - is standard output")
 is_json = define_format()
@@ -48,7 +58,10 @@ RERANK = flags.DEFINE_enum(
 )
 RERANK_MODEL = flags.DEFINE_string("rerank_model", "", "the model that does it, as --checkpoint")
 CANDIDATES = flags.DEFINE_integer(
-    "candidates", 100, "passages for each query that it scores", lower_bound=1
+    "candidates",
+    100,
+    "passages for each query that it scores, or whose codes of one bit are multiplied by the query",
+    lower_bound=1,
 )
 DTYPE = define_dtype()
 LONG_TEXTS = define_long_texts()
@@ -75,17 +88,29 @@ def main() -> None:
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
     asked = [query.text for query in queries if query.text]
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
-    corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
+    if (to_place(CORPUS.value) / MANIFEST).is_file():
+        corpus = open_vectors(CORPUS.value)
+    else:
+        corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
     judge = cli.load_model(RERANK_MODEL.value, DTYPE.value) if RERANK.value else None
     most = K.value if judge is None else max(K.value, CANDIDATES.value)
+<<<<<<< HEAD
     found = search(bert, asked, corpus, most, long_texts=LONG_TEXTS.value)
     if judge is not None and RERANK.value == "pairs":
         scores_of = judge_of(Predictor(judge, LONG_TEXTS.value))
         found = rerank_by_pairs(scores_of, asked, found, K.value)
     elif judge is not None:
+=======
+    found = search(
+        bert, asked, corpus, most, long_texts=LONG_TEXTS.value, candidates=CANDIDATES.value
+    )
+    if judge is not None:
+>>>>>>> 34d6900f (data/vectors, inference/vectors, tasks/embeddings: vectors of a corpus larger than memory, written in shards by all processes, searched by memory maps, as codes too)
         found = rerank_by_maxsim(judge, asked, found, K.value, LONG_TEXTS.value)
     settings = bert.embedding
     is_cosine = judge is None and (settings is None or settings.embedding.kind == "dense")
+    if isinstance(corpus, Vectors):
+        is_cosine = is_cosine and corpus.manifest["precision"] not in BITS
     results, name = iter(found), "cosine" if is_cosine else "score"
     with open_writer(OUTPUT.value) as write:
         for query in queries:

@@ -22,6 +22,7 @@ PARQUET = "Parquet"
 _MAGIC = b"PAR1"  # at both ends of a file; "PARE" is that of encrypted ones
 _NAME = ".parquet"
 _ROWS_AT_ONCE = 16  # in memory at once, however long a text is that a small file repeats
+_GROUP = 256  # passages that are decoded where one of them is asked for
 _BUFFER_BYTES = 1 << 20  # of the stream of a column, which is otherwise read whole
 # Bytes in memory that any file may become: of a column in a row group, and of all rows, each of which has a cost.
 _LEAST_CHUNK, _LEAST_ROWS = 64 << 20, 256 << 20
@@ -190,6 +191,29 @@ def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:
         pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
     )
     pyarrow.parquet.write_table(pyarrow.table({"text": texts, "embedding": columns}), path)
+
+
+def write_passages(path: str, passages: Sequence[tuple[str, str]]) -> None:
+    """Writes a row for each passage, with the columns "id" and "text", in groups of which a few can be read.
+
+    Raises: InputError if pyarrow is not installed.
+    """
+    with package_needed("pyarrow", f"{path}: writing Parquet", "'bert_jax[parquet]'"):
+        import pyarrow
+        import pyarrow.parquet
+    table = pyarrow.table(
+        {"id": [id_ for id_, _ in passages], "text": [text for _, text in passages]}
+    )
+    pyarrow.parquet.write_table(table, path, row_group_size=_GROUP, compression="zstd")
+
+
+def read_passages(path: str, rows: Sequence[int]) -> list[tuple[str, str]]:
+    """Returns the ids and texts of some rows of a file that `write_passages` wrote."""
+    groups = sorted({row // _GROUP for row in rows})
+    with _opened(path, path, "text") as file:
+        table = file.read_row_groups(groups)
+    places = [groups.index(row // _GROUP) * _GROUP + row % _GROUP for row in rows]
+    return [(row["id"], row["text"]) for row in table.take(places).to_pylist()]
 
 
 def _document(value: Any, piece: Piece, row: int) -> list[str]:

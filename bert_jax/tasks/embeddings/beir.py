@@ -76,7 +76,7 @@ def beir_place(source: str, split: str) -> str:
     """Returns the directory in BEIR's layout of a split of a source; "" if there is none."""
     place = readers.part_of(source, split)
     is_directory = place and not is_tfds(place) and not readers.is_one_place(place)
-    return place if is_directory and _files_of(place, "corpus") else ""
+    return place if is_directory and texts_files(place, "corpus") else ""
 
 
 def read_beir(place: str, split: str) -> TextsExamples:
@@ -164,7 +164,7 @@ def read_run(path: str) -> dict[str, list[str]]:
     }
 
 
-def _files_of(place: str, name: str) -> list[str]:
+def texts_files(place: str, name: str) -> list[str]:
     """Returns the files of the corpus or of the queries."""
     one = [path for path in readers.files_in(place, f"{name}.*") if _plain_stem(path) == name]
     if one:
@@ -210,7 +210,7 @@ class _Text(NamedTuple):
 
 def _read_texts(place: str, name: str, counts: Counter[str]) -> dict[str, _Text]:
     """Returns the texts by id."""
-    paths = _files_of(place, name)
+    paths = texts_files(place, name)
     if not paths:
         raise InputError(f"{place} has no {name}.jsonl; give BEIR's directory with {name} too")
     texts: dict[str, _Text] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search: the nearest of many vectors, block by block, the queries divided over this host's devices."""
+"""Exact search: the nearest of many vectors, block by block, each divided over this host's devices."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.data.vectors import BITS, RANGED, Vectors, quantize, steps_of, unit
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.model.heads.embedding import normalized
 from bert_jax.model.heads.multi_vector import maxsim
@@ -17,6 +18,9 @@ from bert_jax.model.heads.multi_vector import maxsim
 BLOCK = 8192  # vectors that are searched at once, for at most as many queries
 TEXTS = 512  # whose tokens' vectors are searched at once
 _QUERIES = 1024
+_BITS_BLOCK = 4 * BLOCK  # codes of one bit a number that are searched at once
+_DIVIDED = PartitionSpec("vectors")
+_TILE = 8  # vectors that a device multiplies at once, or a multiple
 _STEP = 16  # between the numbers of tokens that texts are padded to: each is a program
 
 
@@ -63,6 +67,17 @@ def nearest_texts(queries: Sequence[np.ndarray], texts: Sequence[np.ndarray], k:
     return nearest(padded(queries), in_padded_blocks(texts), k, maxsim)
 
 
+def products(queries: jax.Array, block: jax.Array) -> jax.Array:
+    """Returns the dot products [Q, C] of queries [Q, K] with the vectors of a block [C, K], of any type."""
+    return jnp.einsum("QK,CK->QC", queries, block.astype(jnp.float32), precision="highest")
+
+
+def same_bits(queries: jax.Array, block: jax.Array) -> jax.Array:
+    """Returns, less a constant, how many bits of queries [Q, W] are those of each code of a block [C, W]."""
+    different = jax.lax.population_count(queries[:, None] ^ block[None])
+    return -jnp.sum(different, axis=-1, dtype=jnp.int32).astype(jnp.float32)
+
+
 @in_no_mesh()
 def nearest(
     queries: np.ndarray,
@@ -72,24 +87,35 @@ def nearest(
 ) -> Nearest:
     """Returns the k nearest of all vectors of the blocks [n, K] for queries [Q, K]. Ties go to the first vectors.
 
-    `score` returns [Q, n] of queries and a block, which may also be vectors of tokens [Q, S, K] and [n, T, K].
+    Each block is divided over this host's devices, of which two blocks at most are in memory. `score` returns [Q, n] of
+    queries and a block, which may also be vectors of tokens [Q, S, K] and [n, T, K].
     """
-    devices = jax.local_devices()
-    by_query = NamedSharding(Mesh(np.array(devices), ("queries",)), PartitionSpec("queries"))
-    whole = NamedSharding(by_query.mesh, PartitionSpec())
-    size = -(-min(max(len(queries), 1), _QUERIES) // len(devices)) * len(devices)
+    mesh = Mesh(np.array(jax.local_devices()), ("vectors",))
+    whole, divided = (NamedSharding(mesh, spec) for spec in (PartitionSpec(), _DIVIDED))
+    size = min(max(len(queries), 1), _QUERIES)
     with jax.transfer_guard("allow"):
         parts = []
         for first in range(0, len(queries), size):
-            part = np.zeros((size, *queries.shape[1:]), np.float32)
+            part = np.zeros((size, *queries.shape[1:]), queries.dtype)
             part[: len(queries) - first] = queries[first : first + size]
             start = np.full((size, k), -np.inf, np.float32), np.full((size, k), -1, np.int32)
-            parts.append(jax.device_put((part, *start), by_query))
-        before = 0
+            parts.append(jax.device_put((part, *start), whole))
+        before, rows, step = 0, 0, _TILE * mesh.size
         for block in blocks:
-            on_devices = jax.device_put(np.asarray(block, np.float32), whole)
+            # all of one size: a product has other last bits in a program of another, and equals
+            # would not tie
+            rows = max(rows, -(-len(block) // step) * step)
+            filled = block
+            if len(block) < rows:
+                filled = np.zeros((rows, *block.shape[1:]), block.dtype)
+                filled[: len(block)] = block
+            on_devices = jax.device_put(filled, divided)
+            # the next block is read and sent while this one is searched, and not more of them
+            jax.block_until_ready(parts)
+            place = np.int32(before), np.int32(len(block))
             parts = [
-                (part, *_better(score, part, on_devices, before, *best)) for part, *best in parts
+                (part, *_better(score, mesh, part, on_devices, *place, *best))
+                for part, *best in parts
             ]
             before += len(block)
         results = [[np.asarray(array) for array in best] for _, *best in parts] or [
@@ -98,21 +124,84 @@ def nearest(
     return Nearest(*(np.concatenate(arrays)[: len(queries)] for arrays in zip(*results)))
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=(4, 5))
+@partial(jax.jit, static_argnums=(0, 1))
 def _better(
     score: Callable[[jax.Array, jax.Array], jax.Array],
+    mesh: Mesh,
     queries: jax.Array,
     block: jax.Array,
-    before: int,
+    before: jax.Array,
+    count: jax.Array,
     found: jax.Array,
     numbers: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the best among those so far and in a block; ties go to those so far, which stand first."""
-    scores, k = score(queries, block), found.shape[1]
+    """Returns the best among those so far and in a block of `count`; ties go to those so far, which stand first."""
+    k = found.shape[1]
+
     # top_k prefers the first of equals, so those found before stay, and blocks of another size find
     # the same.
-    in_block, indices = jax.lax.top_k(scores, min(k, len(block)))
-    both = jnp.concatenate([found, in_block], axis=1)
+    def of_device(queries: jax.Array, block: jax.Array) -> tuple[jax.Array, jax.Array]:
+        places = jax.lax.axis_index("vectors") * len(block) + jnp.arange(len(block))
+        scores = jnp.where(places < count, score(queries, block), -jnp.inf)
+        best, indices = jax.lax.top_k(scores, min(k, len(block)))
+        return best, places[indices]
+
+    divided = PartitionSpec(None, "vectors")
+    in_block, places = jax.shard_map(
+        of_device,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), _DIVIDED),
+        out_specs=(divided, divided),
+        check_vma=False,
+    )(queries, block)
+    both, ids = (
+        jax.lax.with_sharding_constraint(
+            jnp.concatenate(arrays, axis=1), NamedSharding(mesh, PartitionSpec())
+        )
+        for arrays in ((found, in_block), (numbers, before + places))
+    )
     best, chosen = jax.lax.top_k(both, k)
-    ids = jnp.concatenate([numbers, before + indices], axis=1)
     return best, jnp.take_along_axis(ids, chosen, axis=1)
+
+
+def nearest_vectors(
+    queries: np.ndarray, vectors: Vectors, k: int = 10, candidates: int = 100
+) -> Nearest:
+    """Returns the k nearest of the vectors in a directory for queries [Q, K]: their scores and their numbers.
+
+    The score is the cosine. That of codes of 8 bits is the product with the numbers that they stand for. Of codes of
+    one bit those are found that have the most bits of the query's code; the first `candidates` of them are ordered by
+    the product of the query, of length 1, with their bits, 0 and 1.
+    """
+    precision, queries = vectors.manifest["precision"], unit(np.asarray(queries, np.float32))
+    if precision in BITS:
+        return _nearest_bits(queries, vectors, k, max(k, candidates))
+    if precision not in RANGED:
+        return nearest(queries, vectors.blocks(BLOCK), k, products)
+    # query x (low + step x level), level = code or code + 128, without making these numbers
+    low, step = steps_of(vectors.ranges)
+    found = nearest(queries * step, vectors.blocks(BLOCK), k, products)
+    rest = queries @ (low + step * (128 if precision == "int8" else 0))
+    return found._replace(scores=found.scores + rest[:, None])
+
+
+def _nearest_bits(queries: np.ndarray, vectors: Vectors, k: int, candidates: int) -> Nearest:
+    precision, size = vectors.manifest["precision"], queries.shape[1]
+    codes = quantize(queries, precision)
+    word = np.uint32 if codes.shape[1] % 4 == 0 else np.uint8  # fewer steps
+    blocks = (block.view(word) for block in vectors.blocks(_BITS_BLOCK))
+    found = nearest(codes.view(word), blocks, candidates, same_bits)
+    scores, numbers = (
+        np.full((len(queries), k), -np.inf, np.float32),
+        np.full((len(queries), k), -1),
+    )
+    for place, (query, near) in enumerate(zip(queries, found.numbers)):
+        parts = [(own, vectors.shards[home][rows]) for home, own, rows in vectors.parts(near)]
+        own = np.concatenate([numbers for numbers, _ in parts])
+        bits = np.concatenate([codes for _, codes in parts]).view(np.uint8)
+        if precision == "binary":
+            bits ^= np.uint8(128)
+        said = np.unpackbits(bits, axis=1, count=size).astype(np.float32) @ query
+        order = np.argsort(-said, kind="stable")[:k]  # of equals the first stay first
+        scores[place, : len(order)], numbers[place, : len(order)] = said[order], own[order]
+    return Nearest(scores, numbers)

@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
+from bert_jax.data.vectors import open_vectors, quantize, unit, write_codes, write_manifest, write_texts
 from bert_jax.tasks.embeddings import search
-from bert_jax.tasks.embeddings.search import in_blocks, nearest
+from bert_jax.tasks.embeddings.search import in_blocks, nearest, nearest_vectors
 
 
 @pytest.mark.parametrize(("count", "queries", "k"), [(100, 13, 7), (5, 3, 9), (1, 1, 1)])
@@ -24,3 +25,65 @@ def test_the_nearest_are_those_of_a_sort(monkeypatch, count, queries, k):
     np.testing.assert_allclose(found.scores[:, :there], np.take_along_axis(cosines, expected, 1), atol=2e-6)
     assert (found.numbers[:, there:] == -1).all() and np.isneginf(found.scores[:, there:]).all()
     assert nearest(np.zeros((0, 6), np.float32), in_blocks(vectors), k).numbers.shape == (0, k)
+
+
+def write_directory(path, vectors, precision, rows=37):
+    """Writes vectors as `write_vectors` does, in shards of so many rows."""
+    shards, ranges = [], np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+    for number, first in enumerate(range(0, len(vectors), rows)):
+        part = vectors[first : first + rows]
+        codes = quantize(part, precision, ranges if "int8" in precision else None)
+        texts = write_texts(path, number, [(f"d{first + n}", f"text {first + n}") for n in range(len(part))])
+        of_vectors = write_codes(path, f"vectors-{number:05d}.npy", codes)
+        shards.append({"rows": len(part), "vectors": of_vectors, "texts": texts})
+    write_manifest(path, {"options": {"precision": precision}}, shards, ranges)
+    return open_vectors(path)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    rng = np.random.default_rng(3)
+    vectors, asked = unit(rng.normal(size=(200, 40))), unit(rng.normal(size=(5, 40)))
+    vectors[50::60] = vectors[7]  # equal ones: the first comes first
+    asked[0] = vectors[7]
+    return vectors.astype(np.float32), asked.astype(np.float32)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8", "uint8"])
+def test_directories_are_searched_by_all_their_numbers(tmp_path, monkeypatch, drawn, precision):
+    monkeypatch.setattr(search, "BLOCK", 16)
+    vectors, asked = drawn
+    opened = write_directory(tmp_path, vectors, precision)
+    low, high = opened.ranges.astype(float)
+    numbers = quantize(vectors, precision, opened.ranges).astype(float)
+    if "int8" in precision:
+        numbers = low + (numbers + 128 * (precision == "int8")) * (high - low) / 255
+    products = asked.astype(float) @ numbers.T
+    found = nearest_vectors(3 * asked, opened, 9)
+    expected = np.argsort(-products.round(9), axis=1, kind="stable")[:, :9]
+    np.testing.assert_array_equal(found.numbers, expected)
+    np.testing.assert_allclose(found.scores, np.take_along_axis(products, expected, 1), atol=2e-6)
+    assert found.numbers[0, :4].tolist() == [7, 50, 110, 170]
+    assert opened.passages(found.numbers[0, :4])[110] == ("d110", "text 110")
+
+
+@pytest.mark.parametrize("precision", ["binary", "ubinary"])
+@pytest.mark.parametrize("size", [40, 64])
+def test_bits_are_found_by_their_number_and_ordered_by_the_query(tmp_path, monkeypatch, precision, size):
+    monkeypatch.setattr(search, "_BITS_BLOCK", 16)
+    rng = np.random.default_rng(4)
+    vectors, asked = (unit(rng.normal(size=(n, size)).astype(np.float32)) for n in (150, 4))
+    vectors[60] = vectors[7]
+    opened = write_directory(tmp_path, vectors, precision)
+    bits = (vectors > 0).astype(int)
+    for candidates, wide in ((12, 12), (3, 6)):
+        found = nearest_vectors(asked, opened, 6, candidates)
+        for query, scores, numbers in zip(asked, found.scores, found.numbers):
+            different = (bits != (query > 0)).sum(axis=1)
+            near = np.sort(np.argsort(different, kind="stable")[:wide])
+            said = bits[near] @ query.astype(float)
+            order = np.argsort(-said.round(6), kind="stable")[:6]
+            np.testing.assert_array_equal(numbers, near[order])
+            np.testing.assert_allclose(scores, said[order], atol=1e-6)
+    few = nearest_vectors(vectors[:1], write_directory(tmp_path / "few", vectors[:3], precision), 5)
+    assert few.numbers[0, 0] == 0 and (few.numbers[0, 3:] == -1).all() and np.isneginf(few.scores[0, 3:]).all()

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of vectors, by formulas of this file's own: floors of steps, and bits of signs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bert_jax import InputError, quantize
+from bert_jax.data.vectors import unit
+
+
+def test_codes_are_steps_between_the_ranges():
+    vectors = np.random.default_rng(0).normal(size=(50, 11)).astype(np.float32)
+    vectors[:, 3] = 0.25  # a dimension without a range
+    ranges = np.stack([vectors[:20].min(axis=0), vectors[:20].max(axis=0)])
+    for given in (None, ranges):
+        low, high = (vectors.min(axis=0), vectors.max(axis=0)) if given is None else given
+        steps = [np.float32(each) / np.float32(255) or np.float32(1) for each in high - low]
+        expected = [
+            [min(max(math.floor((value - start) / step), 0), 255) for value, start, step in zip(row, low, steps)]
+            for row in vectors
+        ]
+        codes = quantize(vectors, "uint8", given)
+        assert codes.dtype == np.uint8 and codes.tolist() == expected
+        less = quantize(vectors, "int8", given)
+        assert less.dtype == np.int8 and (less.astype(int) + 128).tolist() == expected
+    assert codes.min() == 0 and codes.max() == 255 and not codes[:, 3].any()
+
+
+def test_a_bit_is_whether_a_number_is_above_0():
+    vectors = np.random.default_rng(1).normal(size=(7, 11)).astype(np.float32)
+    vectors[0, :4] = 0.0
+    bits = quantize(vectors, "ubinary")
+    assert bits.shape == (7, 2) and bits.dtype == np.uint8
+    for row, codes in zip(vectors, bits.tolist()):
+        text = "".join(f"{code:08b}" for code in codes)  # the highest bit first
+        assert text == "".join("1" if value > 0 else "0" for value in row) + "00000"
+    less = quantize(vectors, "binary")
+    assert less.dtype == np.int8 and (less.astype(int) + 128 == bits).all()
+    assert (quantize(vectors, "float16") == vectors.astype(np.float16)).all()
+
+
+def test_what_has_no_codes_is_refused():
+    with pytest.raises(InputError, match="precision 'int4' is unknown; use float32, float16, int8"):
+        quantize(np.zeros((2, 3), np.float32), "int4")
+    with pytest.raises(InputError, match="one vector has no ranges; give `ranges`"):
+        quantize(np.zeros((1, 3), np.float32), "int8")
+
+
+def test_vectors_of_length_1_keep_their_bits():
+    vectors = np.random.default_rng(2).normal(size=(9, 5)).astype(np.float32)
+    vectors[4] = 0
+    once = unit(vectors)
+    assert once.dtype == np.float32 and not once[4].any()
+    np.testing.assert_allclose(np.linalg.norm(np.delete(once, 4, 0), axis=1), 1, atol=1e-6)
+    assert (unit(once) == once).all()

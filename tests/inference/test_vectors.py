@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of vectors: as vectors in memory, stopped anywhere and gone on with, searched; and what is refused."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from builders import drawn_params, make_pretrained, message
+from commands import run_python
+
+from bert_jax import load_pretrained, open_vectors, quantize, sentence_embeddings, write_vectors
+from bert_jax.data.vectors import unit
+from bert_jax.inference import vectors as module
+from bert_jax.inference.search import Passage, search
+
+TEXTS = [f"{one} {two} {end}" for one in ("ban", "dar", "lin") for two in ("bes", "kut") for end in ("the", "gen", ".")]
+ROWS = 4  # of a shard: 18 texts make five
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("vectors"), drawn_params)
+
+
+@pytest.fixture(scope="module")
+def bert(path):
+    return load_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    lines = [json.dumps({"_id": f"d{number}", "text": text}) for number, text in enumerate(TEXTS)]
+    path.write_text("\n".join([*lines[:5], "", json.dumps({"text": " "}), *lines[5:]]) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """The texts of each call of the model; the call after `limit` of them is a kill."""
+    calls, limit = [], []
+
+    def counted(bert, texts, **options):
+        if limit and texts and len(calls) == limit[0]:
+            raise KeyboardInterrupt
+        calls.extend([texts] if texts else [])
+        return sentence_embeddings(bert, texts, **options)
+
+    monkeypatch.setattr(module, "sentence_embeddings", counted)
+    return calls, limit
+
+
+def stop_after(count, embedded, bert, corpus, output, **options):
+    calls, limit = embedded
+    limit[:] = [count]
+    with pytest.raises(KeyboardInterrupt):
+        write_vectors(bert, corpus, output, shard_rows=ROWS, **options)
+    limit.clear()
+    calls.clear()
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"}
+
+
+def test_a_directory_holds_the_vectors_and_the_passages_of_a_corpus(bert, corpus, tmp_path):
+    manifest = write_vectors(bert, corpus, tmp_path / "out", kind="", shard_rows=ROWS)
+    opened = open_vectors(tmp_path / "out")
+    assert manifest == opened.manifest and manifest["rows"] == 18 and manifest["dimensions"] == bert.config.hidden_size
+    assert [shard["rows"] for shard in manifest["shards"]] == [4, 3, 4, 4, 3]  # one object has no text
+    expected = unit(sentence_embeddings(bert, TEXTS))
+    np.testing.assert_allclose(np.concatenate(opened.shards), expected, atol=1e-6)
+    assert [block.shape[0] for block in opened.blocks(3)] == [3, 1, 3, 3, 1, 3, 1, 3]
+    found = opened.passages(np.array([[17, 4], [5, 4]]))
+    assert found == {number: (f"d{number}", TEXTS[number]) for number in (4, 5, 17)}
+    low, high = opened.ranges
+    np.testing.assert_allclose([low, high], [expected.min(axis=0), expected.max(axis=0)], atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_stopped_command_goes_on_and_makes_no_shard_twice(bert, corpus, tmp_path, embedded, precision):
+    calls, _ = embedded
+    options = {"precision": precision, "kind": ""}
+    write_vectors(bert, corpus, tmp_path / "whole", shard_rows=ROWS, **options)
+    whole = contents(tmp_path / "whole")
+    calls.clear()
+    out = tmp_path / "out"
+    stop_after(3, embedded, bert, corpus, out, **options)
+    (out / ".vectors-00003.npy.7-00.tmp").write_bytes(b"half")
+    damaged = out / ("unfinished" if precision == "int8" else "") / "vectors-00001.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
+    write_vectors(bert, corpus, out, shard_rows=ROWS, **options)
+    assert [texts[0] for texts in calls] == [TEXTS[4], TEXTS[11], TEXTS[15]]  # the damaged one, and the missing
+    assert contents(out) == whole
+    calls.clear()
+    write_vectors(bert, corpus, out, shard_rows=ROWS, **options)
+    assert not calls and contents(out) == whole
+
+
+def test_codes_of_8_bits_are_those_of_all_vectors_however_they_were_stopped(bert, corpus, tmp_path, monkeypatch):
+    write_vectors(bert, corpus, tmp_path / "floats", kind="", shard_rows=ROWS)
+    floats = np.concatenate(open_vectors(tmp_path / "floats").shards)
+    made = []
+
+    def stopped(vectors, *rest):
+        made.append(len(vectors))
+        if len(made) == 4:  # the first looks at the precision
+            raise KeyboardInterrupt
+        return quantize(vectors, *rest)
+
+    monkeypatch.setattr(module.stored, "quantize", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_vectors(bert, corpus, tmp_path / "out", "uint8", "", shard_rows=ROWS)
+    made[:] = [0] * 9
+    write_vectors(bert, corpus, tmp_path / "out", "uint8", "", shard_rows=ROWS)
+    assert made[10:] == [4, 4, 3]  # two shards had theirs
+    opened = open_vectors(tmp_path / "out")
+    codes = quantize(floats, "uint8")
+    assert (np.concatenate(opened.shards) == codes).all()
+    assert (quantize(floats, "uint8", opened.ranges) == codes).all()
+    assert sorted(child.name for child in (tmp_path / "out").iterdir()) == sorted(
+        ["manifest.json", *(f"{kind}-0000{n}.{end}" for kind, end in KINDS for n in range(5)), ".lock"]
+    )
+
+
+KINDS = (("vectors", "npy"), ("texts", "parquet"))
+
+
+def test_another_model_or_input_or_option_is_refused(bert, corpus, tmp_path, embedded):
+    out = tmp_path / "out"
+    stop_after(1, embedded, bert, corpus, out)
+
+    def refused(corpus=corpus, bert=bert, **options):
+        return message(write_vectors, bert, corpus, out, **({"shard_rows": ROWS} | options))
+
+    fix = "choose another output directory, or delete this one"
+    other = jax.tree.map(lambda leaf: leaf * 2, bert.params)
+    changed = dataclasses.replace(bert, params=other)
+    (tmp_path / "other.txt").write_text("ban\n")
+    for _ in ("unfinished", "finished"):
+        assert refused(precision="int8") == f"{out} was begun with precision 'float32', not 'int8'; {fix}"
+        assert refused(shard_rows=5) == f"{out} was begun with shard_rows 4, not 5; {fix}"
+        assert refused(kind="query") == f"{out} was begun with kind 'passage', not 'query'; {fix}"
+        assert refused(corpus=str(tmp_path / "other.txt")) == f"{out} was begun with another input; {fix}"
+        assert refused(bert=changed) == f"{out} was begun with another model; {fix}"
+        write_vectors(bert, corpus, out, shard_rows=ROWS)
+    assert "has vectors of another model" in message(search, changed, ["ban"], open_vectors(out))
+    assert "holds something else; choose a new" in message(write_vectors, bert, corpus, tmp_path)
+    assert "precision 'int4' is unknown" in refused(precision="int4")
+    (tmp_path / "empty.txt").write_text("\n")
+    assert "has no text" in message(write_vectors, bert, str(tmp_path / "empty.txt"), tmp_path / "empty")
+    (tmp_path / "empty.csv").write_text("text,n\n,1\n,2\n")
+    assert "none of 2 lines or rows" in message(write_vectors, bert, str(tmp_path / "empty.csv"), tmp_path / "rows")
+
+
+def test_a_directory_is_searched_as_its_corpus_is(bert, corpus, tmp_path):
+    queries = ["ban kut", "lin", "dar bes gen"]
+    passages = [Passage(f"d{number}", text) for number, text in enumerate(TEXTS)]
+    expected = search(bert, queries, passages, 5)
+    for precision, most in (("float32", 1e-6), ("float16", 1e-3), ("int8", 0.01)):
+        write_vectors(bert, corpus, tmp_path / precision, precision, "", shard_rows=ROWS)
+        found = search(bert, queries, open_vectors(tmp_path / precision), 5)
+        for hits, wanted in zip(found, expected):
+            np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in wanted], atol=most)
+            if precision == "float32":
+                assert [hit.passage for hit in hits] == [hit.passage for hit in wanted]
+    write_vectors(bert, corpus, tmp_path / "bits", "ubinary", "", shard_rows=ROWS)
+    assert len(search(bert, queries, open_vectors(tmp_path / "bits"), 30)[0]) == 18
+    assert search(bert, [], open_vectors(tmp_path / "bits")) == []
+
+
+def test_damage_is_told_when_a_directory_is_opened(bert, corpus, tmp_path):
+    out = tmp_path / "out"
+    write_vectors(bert, corpus, out, shard_rows=ROWS)
+    shard = out / "vectors-00002.npy"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert f"{shard} is damaged: its sha256 is not the manifest's" in message(open_vectors, out)
+    assert len(open_vectors(out, verify=False).shards) == 5
+    shard.write_bytes(whole[:-1])
+    assert f"{shard} has {len(whole) - 1} bytes, the manifest says" in message(open_vectors, out, verify=False)
+    shard.write_bytes(whole)
+    (out / "texts-00001.parquet").unlink()
+    assert "texts-00001.parquet is missing" in message(open_vectors, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"format": "bert_jax rows"}))
+    assert "give a directory that extract_features --output=DIR/ has written" in message(open_vectors, out)
+
+
+@pytest.mark.slow
+def test_the_commands(path, corpus, tmp_path):
+    arguments = [*("-m", "bert_jax", "extract_features"), f"--checkpoint={path}", f"--input={corpus}"]
+    done = run_python([*arguments, f"--output={tmp_path}/out/", "--pooling=mean", "--precision=int8", "--shard_rows=4"])
+    assert done.returncode == 0 and "18 vectors in 5 shards of 32 int8" in done.stderr, done.stderr
+    find = [*("-m", "bert_jax", "search"), f"--checkpoint={path}", f"--corpus={tmp_path}/out", "--k=2"]
+    done = run_python([*find, f"--output={tmp_path}/found.jsonl"], text=f"{TEXTS[3]}\n\n")
+    found, blank = map(json.loads, (tmp_path / "found.jsonl").read_text().splitlines())
+    assert done.returncode == 0 and blank["found"] == []
+    assert (found["found"][0]["id"], found["found"][0]["text"]) == ("d3", TEXTS[3])
+    assert found["found"][0]["cosine"] == pytest.approx(1, abs=0.02)
+    for wrong, said in (
+        (["--output=x.npz", "--precision=int8"], "--precision=int8 is of a directory; write --output=DIR/"),
+        (["--output=x/"], "--output=x/ holds a vector for each text; give --pooling too"),
+    ):
+        done = run_python([*arguments, *wrong])
+        assert done.returncode == 1 and said in done.stderr
