@@ -5,11 +5,12 @@
     python benchmarks/vectors.py ours DIR 1,32,256
     python benchmarks/vectors.py faiss DIR 1,32,256       in an environment with faiss-cpu
 
-`ours` and `faiss` print a line of JSON: the seconds of each call, and the most memory that the process has had. Run them
-in turn. `Private` is what the process holds itself; pages of mapped files are the system's, which takes them back.
+`ours` and `faiss` print a line of JSON: the seconds of each call, and the most memory that the process has had. Run
+them in turn. `Private` is what the process holds itself; pages of mapped files are the system's, which takes them back.
 """
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,27 +21,33 @@ ROWS, CALLS, K = 65536, 5, 10
 
 
 def make(directory, count, size):
+    """Writes a directory of random vectors."""
     from bert_jax.data import vectors
 
-    rng, shards, texts = np.random.default_rng(0), [], {"name": "texts-00000.parquet"}
-    low, high = np.zeros(size), np.zeros(size)
+    rng, shards = np.random.default_rng(0), []
     for number, first in enumerate(range(0, count, ROWS)):
         rows = min(ROWS, count - first)
         part = vectors.unit(rng.standard_normal((rows, size), dtype=np.float32))
-        low, high = np.minimum(low, part.min(axis=0)), np.maximum(high, part.max(axis=0))
-        texts = vectors.write_texts(directory, number, [(str(n), "") for n in range(first, first + rows)])
+        passages = [(str(first + row), "") for row in range(rows)]
+        texts = vectors.write_texts(directory, f"texts-{number:05d}.parquet", passages)
         codes = vectors.write_codes(directory, f"vectors-{number:05d}.npy", part)
-        shards.append({"rows": rows, "vectors": codes, "texts": texts})
-    vectors.write_manifest(directory, {"options": {"precision": "float32"}}, shards, np.stack([low, high]))
+        ranges = [part.min(axis=0).tolist(), part.max(axis=0).tolist()]
+        shards.append({"rows": rows, "vectors": codes, "texts": texts, "ranges": ranges})
+    vectors.write_manifest(directory, {"options": {"precision": "float32"}}, shards)
 
 
 def memory():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = {name: int(rest.split()[0]) / 1e6 for name, _, rest in (line.partition(":") for line in lines) if "kB" in rest}
+    """Returns the GB of memory that this process has had at most, and those that are its own now."""
+    status = Path("/proc/self/status").read_text()
+    found = {
+        name: int(re.search(rf"{name}:\s*(\d+) kB", status)[1]) / 1e6
+        for name in ("VmHWM", "RssAnon")
+    }
     return {"Most": found["VmHWM"], "Private": found["RssAnon"]}
 
 
 def measure(search, batches, size):
+    """Prints the seconds of each call of a search, for batches of queries."""
     seconds = {}
     for count in batches:
         queries = np.random.default_rng(count).standard_normal((count, size), dtype=np.float32)
@@ -56,6 +63,7 @@ def measure(search, batches, size):
 
 
 def main():
+    """Does what is asked for."""
     what, directory, *rest = sys.argv[1:]
     directory = Path(directory)
     if what == "make":
@@ -66,7 +74,11 @@ def main():
         from bert_jax import nearest_vectors, open_vectors
 
         opened = open_vectors(directory, verify=False)
-        measure(lambda queries: nearest_vectors(queries, opened, K).numbers, batches, opened.manifest["dimensions"])
+        measure(
+            lambda queries: nearest_vectors(queries, opened, K).numbers,
+            batches,
+            opened.manifest["dimensions"],
+        )
     else:
         import faiss
 

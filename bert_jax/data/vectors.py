@@ -7,7 +7,7 @@ A directory has `manifest.json`, and of each shard `vectors-00000.npy` [n, K] an
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from bert_jax.storage import files, schema, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath, Place
 from bert_jax.storage.resolve import MANIFEST, resolve
-from bert_jax.storage.schema import Count, FileName, Meta, Sha256
+from bert_jax.storage.schema import Count, FileName, Sha256
 
 FORMAT, VERSION = "bert_jax vectors", 1
 PRECISIONS = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
@@ -42,9 +42,9 @@ class _Manifest(TypedDict):
     version: Literal[1]
     identity: dict[str, Any]
     precision: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
-    dimensions: Annotated[int, Meta(ge=1, lt=2**31)]
-    low: list[float]
-    high: list[float]
+    dimensions: Count
+    ranges: list[list[float]]
+    rows: Count
     shards: list[_Shard]
 
 
@@ -94,11 +94,11 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 # Writing
 
 
-def write_texts(folder: Place, number: int, passages: Sequence[tuple[str, str]]) -> JsonObject:
+def write_texts(folder: Place, name: str, passages: Sequence[tuple[str, str]]) -> JsonObject:
     """Writes the ids and texts of a shard and returns the record of their file."""
-    with writing.atomic_path(folder / f"texts-{number:05d}.parquet") as temporary:
+    with writing.atomic_path(folder / name) as temporary:
         parquet.write_passages(str(temporary), passages)
-        return _record(temporary, f"texts-{number:05d}.parquet")
+        return _record(temporary, name)
 
 
 def write_codes(folder: Place, name: str, codes: np.ndarray) -> JsonObject:
@@ -106,30 +106,33 @@ def write_codes(folder: Place, name: str, codes: np.ndarray) -> JsonObject:
     with writing.atomic_path(folder / name) as temporary:
         with open(temporary, "wb") as stream:
             np.save(stream, codes)
-        return {"rows": len(codes), **_record(temporary, name)}
+        return _record(temporary, name)
 
 
 def _record(path: Path, name: str) -> JsonObject:
     return {"name": name, "bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
 
 
-def write_manifest(
-    folder: Place, identity: JsonObject, shards: Sequence[JsonObject], ranges: np.ndarray
-) -> None:
-    """Writes the manifest, which completes a directory that has its shards; `ranges` [2, K] are of all numbers."""
-    low, high = ranges.tolist()
+def write_manifest(folder: Place, identity: JsonObject, shards: Sequence[JsonObject]) -> None:
+    """Writes the manifest, which completes a directory that has its shards."""
+    ranges = ranges_of(shards)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "identity": identity,
         "precision": identity["options"]["precision"],
-        "dimensions": len(low),
-        "low": low,
-        "high": high,
+        "dimensions": ranges.shape[1],
+        "ranges": ranges.tolist(),
         "rows": sum(shard["rows"] for shard in shards),
-        "shards": shards,
+        "shards": [{name: shard[name] for name in _Shard.__annotations__} for shard in shards],
     }
     writing.write_json(folder / MANIFEST, manifest)
+
+
+def ranges_of(shards: Sequence[JsonObject]) -> np.ndarray:
+    """Returns the smallest and the largest number of each dimension of all shards, [2, K] float32."""
+    ranges = np.array([shard["ranges"] for shard in shards], np.float32)
+    return np.stack([ranges[:, 0].min(axis=0), ranges[:, 1].max(axis=0)])
 
 
 # Reading
@@ -141,11 +144,12 @@ class Vectors(NamedTuple):
     place: Path
     manifest: JsonObject
     shards: Sequence[np.ndarray]  # memory maps [n, K], or of bits [n, K / 8]
+    ends: np.ndarray  # int64: where the vectors of each shard end
 
     @property
     def ranges(self) -> np.ndarray:
         """The smallest and the largest number of each dimension, [2, K] float32, before they became codes."""
-        return np.array([self.manifest["low"], self.manifest["high"]], np.float32)
+        return np.array(self.manifest["ranges"], np.float32)
 
     def blocks(self, most: int) -> Iterator[np.ndarray]:
         """Yields all vectors in their order, `most` of them at once or fewer, without reading them."""
@@ -153,19 +157,19 @@ class Vectors(NamedTuple):
             for first in range(0, len(shard), most):
                 yield shard[first : first + most]
 
-    def parts(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields each shard of some vectors [n]: its number, their numbers, sorted, and their rows in it."""
-        ends = np.cumsum([len(shard) for shard in self.shards])
-        for home, first in enumerate(ends - [len(shard) for shard in self.shards]):
-            inside = np.unique(numbers[(numbers >= first) & (numbers < ends[home])])
-            if len(inside):
-                yield home, inside, inside - first
+    def take(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the vectors, or codes, with these numbers [n]."""
+        places = zip(np.searchsorted(self.ends, numbers, side="right"), numbers)
+        return np.stack([self.shards[home][number - self.ends[home]] for home, number in places])
 
     def passages(self, numbers: np.ndarray) -> dict[int, tuple[str, str]]:
-        """Returns the id and the text of each of these numbers."""
+        """Returns the id and the text of each of these numbers, of any shape."""
         found: dict[int, tuple[str, str]] = {}
-        for home, inside, rows in self.parts(numbers):
+        homes = np.searchsorted(self.ends, numbers, side="right")
+        for home in np.unique(homes):
+            inside = np.unique(numbers[homes == home])
             path = self.place / self.manifest["shards"][home]["texts"]["name"]
+            rows = inside - self.ends[home] + len(self.shards[home])
             found |= zip(inside.tolist(), parquet.read_passages(str(path), rows.tolist()))
         return found
 
@@ -187,7 +191,7 @@ def open_vectors(path: AnyPath, verify: bool = True) -> Vectors:
         check_files(place, shard, verify)
         with files.reading(shard["vectors"]["name"]):
             shards.append(np.load(place / shard["vectors"]["name"], mmap_mode="r"))
-    return Vectors(place, manifest, shards)
+    return Vectors(place, manifest, shards, np.cumsum([len(shard) for shard in shards]))
 
 
 def check_files(folder: Path, shard: Mapping[str, Any], verify: bool = True) -> None:

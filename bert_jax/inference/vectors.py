@@ -185,7 +185,7 @@ def _write_shard(
         raise InputError(
             f"none of {len(lines)} lines or rows has a text; correct the input, or give --text_column"
         )
-    texts = stored.write_texts(place, number, passages)
+    texts = stored.write_texts(place, f"texts-{number:05d}.parquet", passages)
     vectors = stored.unit(embed([text for _, text in passages]))
     name, codes = f"vectors-{number:05d}.npy", vectors
     if precision in stored.RANGED:  # the codes are made when all ranges are known
@@ -193,10 +193,10 @@ def _write_shard(
     else:
         codes = stored.quantize(vectors, precision)
     record = {
+        "rows": len(vectors),
         "vectors": stored.write_codes(place, name, codes),
         "texts": texts,
-        "low": vectors.min(axis=0).tolist(),
-        "high": vectors.max(axis=0).tolist(),
+        "ranges": [vectors.min(axis=0).tolist(), vectors.max(axis=0).tolist()],
     }
     # last: it says that the files are there
     write_json(_record_of(place, number), record)
@@ -204,22 +204,16 @@ def _write_shard(
     say(f"shard {number}: {len(passages):,} texts, {speed:,.0f} a second")
 
 
-def _ranges_of(records: dict[Place, JsonObject]) -> np.ndarray:
-    """Returns the smallest and the largest number of each dimension, [2, K] float32."""
-    low = np.min([record["low"] for record in records.values()], axis=0)
-    high = np.max([record["high"] for record in records.values()], axis=0)
-    return np.stack([low, high]).astype(np.float32)
-
-
 def _encode_shards(place: Place, precision: str) -> None:
     """Makes codes of the numbers of this process's shards, for the ranges of all."""
     job, records = this_job(), _records(place)
+    ranges = stored.ranges_of(list(records.values()))
     for path in list(records)[job.index :: job.count]:
         name = records[path]["vectors"]["name"]
         if name.startswith(WORK):  # or else a command that was stopped has made them
             with under_way("codes of a shard"):
                 vectors = np.load(urls.local_copy(str(place / name)))
-                codes = stored.quantize(vectors, precision, _ranges_of(records))
+                codes = stored.quantize(vectors, precision, ranges)
                 made = stored.write_codes(place, name.removeprefix(f"{WORK}/"), codes)
                 write_json(path, records[path] | {"vectors": made})
 
@@ -228,11 +222,7 @@ def _finish(place: Place, identity: JsonObject) -> None:
     records = _records(place)
     if not records:
         raise InputError("the corpus has no text; give files with texts")
-    shards = [
-        {"rows": each["vectors"]["rows"], "vectors": each["vectors"], "texts": each["texts"]}
-        for each in records.values()
-    ]
-    stored.write_manifest(place, identity, shards, _ranges_of(records))
+    stored.write_manifest(place, identity, list(records.values()))
     _remove_work(place)
 
 

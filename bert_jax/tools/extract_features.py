@@ -183,8 +183,7 @@ def _write_directory(layers: Sequence[int]) -> None:
             max_seq_length=MAX_SEQ_LENGTH.value,
             long_texts=LONG_TEXTS.value,
         )
-    shards = f"{len(manifest['shards'])} shards of {manifest['dimensions']} {PRECISION.value}"
-    print(f"{manifest['rows']:,} vectors in {shards}", file=sys.stderr)
+    print(f"{manifest['rows']:,} vectors in {len(manifest['shards'])} shards", file=sys.stderr)
 
 
 def _write_multi(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:

@@ -144,36 +144,29 @@ def _better(
         places = jax.lax.axis_index("vectors") * len(block) + jnp.arange(len(block))
         scores = jnp.where(places < count, score(queries, block), -jnp.inf)
         best, indices = jax.lax.top_k(scores, min(k, len(block)))
-        return best, places[indices]
+        return jax.lax.all_gather((best, places[indices]), "vectors", axis=1, tiled=True)
 
-    divided = PartitionSpec(None, "vectors")
-    in_block, places = jax.shard_map(
-        of_device,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), _DIVIDED),
-        out_specs=(divided, divided),
-        check_vma=False,
-    )(queries, block)
-    both, ids = (
-        jax.lax.with_sharding_constraint(
-            jnp.concatenate(arrays, axis=1), NamedSharding(mesh, PartitionSpec())
-        )
-        for arrays in ((found, in_block), (numbers, before + places))
+    specs = PartitionSpec(), _DIVIDED
+    search = jax.shard_map(
+        of_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
     )
-    best, chosen = jax.lax.top_k(both, k)
+    in_block, places = search(queries, block)
+    best, chosen = jax.lax.top_k(jnp.concatenate([found, in_block], axis=1), k)
+    ids = jnp.concatenate([numbers, before + places], axis=1)
     return best, jnp.take_along_axis(ids, chosen, axis=1)
 
 
 def nearest_vectors(
     queries: np.ndarray, vectors: Vectors, k: int = 10, candidates: int = 100
 ) -> Nearest:
-    """Returns the k nearest of the vectors in a directory for queries [Q, K]: their scores and their numbers.
+    """Returns the k nearest of the vectors in a directory, or all, for queries [Q, K]: their scores and their numbers.
 
     The score is the cosine. That of codes of 8 bits is the product with the numbers that they stand for. Of codes of
     one bit those are found that have the most bits of the query's code; the first `candidates` of them are ordered by
     the product of the query, of length 1, with their bits, 0 and 1.
     """
     precision, queries = vectors.manifest["precision"], unit(np.asarray(queries, np.float32))
+    k = min(k, vectors.manifest["rows"])
     if precision in BITS:
         return _nearest_bits(queries, vectors, k, max(k, candidates))
     if precision not in RANGED:
@@ -190,18 +183,13 @@ def _nearest_bits(queries: np.ndarray, vectors: Vectors, k: int, candidates: int
     codes = quantize(queries, precision)
     word = np.uint32 if codes.shape[1] % 4 == 0 else np.uint8  # fewer steps
     blocks = (block.view(word) for block in vectors.blocks(_BITS_BLOCK))
-    found = nearest(codes.view(word), blocks, candidates, same_bits)
-    scores, numbers = (
-        np.full((len(queries), k), -np.inf, np.float32),
-        np.full((len(queries), k), -1),
-    )
-    for place, (query, near) in enumerate(zip(queries, found.numbers)):
-        parts = [(own, vectors.shards[home][rows]) for home, own, rows in vectors.parts(near)]
-        own = np.concatenate([numbers for numbers, _ in parts])
-        bits = np.concatenate([codes for _, codes in parts]).view(np.uint8)
-        if precision == "binary":
-            bits ^= np.uint8(128)
-        said = np.unpackbits(bits, axis=1, count=size).astype(np.float32) @ query
-        order = np.argsort(-said, kind="stable")[:k]  # of equals the first stay first
-        scores[place, : len(order)], numbers[place, : len(order)] = said[order], own[order]
-    return Nearest(scores, numbers)
+    candidates = min(candidates, vectors.manifest["rows"])
+    found = nearest(codes.view(word), blocks, candidates, same_bits).numbers
+    numbers = np.sort(found, axis=1)  # so that of equals the first come first
+    flipped = np.uint8(128 if precision == "binary" else 0)
+    said = np.zeros(numbers.shape, np.float32)
+    for scores, query, near in zip(said, queries, numbers):
+        bits = np.unpackbits(vectors.take(near).view(np.uint8) ^ flipped, axis=1, count=size)
+        scores[:] = bits.astype(np.float32) @ query
+    order = np.argsort(-said, axis=1, kind="stable")[:, :k]
+    return Nearest(*(np.take_along_axis(array, order, axis=1) for array in (said, numbers)))
