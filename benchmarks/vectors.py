@@ -5,6 +5,9 @@
     python benchmarks/vectors.py ours DIR 1,32,256
     python benchmarks/vectors.py faiss DIR 1,32,256       in an environment with faiss-cpu
 
+    python benchmarks/vectors.py pairs dev-v1.1.json train.jsonl      SQuAD's questions of every other article
+    python benchmarks/vectors.py recall dev-v1.1.json MODEL           recall@10 of the others, by precision
+
 `ours` and `faiss` print a line of JSON: the seconds of each call, and the most memory that the process has had. Run
 them in turn. `Private` is what the process holds itself; pages of mapped files are the system's, which takes them back.
 """
@@ -12,12 +15,13 @@ them in turn. `Private` is what the process holds itself; pages of mapped files 
 import json
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
-ROWS, CALLS, K = 65536, 5, 10
+ROWS, CALLS, K = 65536, 3, 10
 
 
 def make(directory, count, size):
@@ -34,6 +38,62 @@ def make(directory, count, size):
         ranges = [part.min(axis=0).tolist(), part.max(axis=0).tolist()]
         shards.append({"rows": rows, "vectors": codes, "texts": texts, "ranges": ranges})
     vectors.write_manifest(directory, {"options": {"precision": "float32"}}, shards)
+
+
+def articles(path):
+    """Returns, for each article of SQuAD's file, pairs of a paragraph and its questions."""
+    found = json.loads(Path(path).read_text("utf-8"))["data"]
+    return [
+        [
+            (part["context"], [each["question"] for each in part["qas"]])
+            for part in one["paragraphs"]
+        ]
+        for one in found
+    ]
+
+
+def pairs(path, output):
+    """Writes the pairs of every other article, to train on."""
+    lines = [
+        json.dumps({"anchor": question, "positive": text}) + "\n"
+        for article in articles(path)[::2]
+        for text, questions in article
+        for question in questions
+    ]
+    Path(output).write_text("".join(lines))
+
+
+def recall(path, model):
+    """Prints how many of the other articles' questions find their paragraph among all, by precision and candidates."""
+    import bert_jax
+
+    bert, found = bert_jax.load_pretrained(model), articles(path)
+    texts = [text for article in found for text, _ in article]
+    places = {text: place for place, text in enumerate(texts)}
+    asked = [
+        (question, places[text])
+        for article in found[1::2]
+        for text, own in article
+        for question in own
+    ]
+    queries = bert_jax.sentence_embeddings(bert, [question for question, _ in asked], kind="query")
+    wanted = np.array([[place] for _, place in asked])
+    exact = None
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder, "corpus.jsonl")
+        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        for precision in ("float32", "float16", "int8", "ubinary"):
+            bert_jax.write_vectors(bert, str(corpus), f"{folder}/{precision}", precision)
+            opened = bert_jax.open_vectors(f"{folder}/{precision}")
+            for candidates in (20, 100, 1000) if precision == "ubinary" else (0,):
+                near = bert_jax.nearest_vectors(queries, opened, K, candidates).numbers
+                exact = near if exact is None else exact
+                same = np.mean([len({*one} & {*other}) / K for one, other in zip(near, exact)])
+                found = (near == wanted).any(axis=1).mean()
+                print(
+                    f"{precision} {candidates}: recall@10 {found:.4f}, {same:.2%} of float32's first ten",
+                    flush=True,
+                )
 
 
 def memory():
@@ -65,6 +125,9 @@ def measure(search, batches, size):
 def main():
     """Does what is asked for."""
     what, directory, *rest = sys.argv[1:]
+    if what in ("pairs", "recall"):
+        {"pairs": pairs, "recall": recall}[what](directory, *rest)
+        return
     directory = Path(directory)
     if what == "make":
         make(directory, *map(int, rest))

@@ -11,7 +11,7 @@ import bert_jax
 
 MAIN = (
     *("load_pretrained", "load_tokenizer", "fill_masks", "sentence_embeddings", "score_sentences", "make_batch"),
-    *("encode", "recipe", "maxsim"),
+    *("encode", "recipe", "maxsim", "quantize"),
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in ("forward", "init_params", "mask_tokens", "mine_negatives")

@@ -18,7 +18,7 @@ from bert_jax.batches.make import batch_of_layout, spots_of
 from bert_jax.batches.pack import Layout, sizes_of
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.cores import on_all_cores
-from bert_jax.devices.sharding import in_no_mesh
+from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.labels import Spot
@@ -28,6 +28,7 @@ from bert_jax.model.objective import Params, encode, forward
 from bert_jax.model.sequences import mean_of_sequences
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import single_row
 from bert_jax.text.fitting import fit_texts, listed, tell_cut
 
@@ -38,6 +39,7 @@ _OTHERS = {
 }
 Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]]
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
+_MANY = 4096  # texts whose programs for several devices are worth compiling
 _TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about; a batch, if that is more
 
 
@@ -234,14 +236,26 @@ def outputs_of(
     compute: Callable[[Params, Batch], PyTree],
     pack: str = "auto",
 ) -> Iterator[tuple[Row, Spot, PyTree]]:
-    """Yields each text with its spot in a row of a batch, and the outputs of this row."""
+    """Yields each text with its spot in a row of a batch, and the outputs of this row.
+
+    Many texts are divided over this host's devices.
+    """
+    devices = jax.local_devices()
+    mesh = make_mesh(MeshConfig(), devices) if len(devices) > 1 and len(rows) >= _MANY else None
+    if mesh is None:
+        params = bert.prepared
+    else:
+        params = jax.device_put(bert.params, tree_shardings(mesh, bert.params))
 
     def of_layout(layout: Layout) -> PyTree:
-        return compute(bert.prepared, batch_of_layout(rows, layout, ENCODER))
+        batch = batch_of_layout(rows, layout, ENCODER, mesh)
+        if mesh is None:
+            return compute(params, batch)
+        with jax.set_mesh(mesh):
+            return compute(params, batch)
 
-    for layout, outputs in computed(
-        inference_layouts(sizes_of(rows), bert.config, pack), of_layout
-    ):
+    layouts = inference_layouts(sizes_of(rows), bert.config, pack, mesh)
+    for layout, outputs in computed(layouts, of_layout):
         for line, numbers in enumerate(layout.bins):
             of_line = jax.tree.map(lambda array, line=line: array[line], outputs)
             for row, spot in spots_of([rows[number] for number in numbers]):

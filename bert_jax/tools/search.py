@@ -27,8 +27,7 @@ from absl import flags
 from bert_jax.data.vectors import BITS, Vectors, open_vectors
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
-from bert_jax.storage.places import to_place
-from bert_jax.storage.resolve import MANIFEST
+from bert_jax.storage.resolve import resolve
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_writer, read_passages
@@ -88,7 +87,7 @@ def main() -> None:
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
     asked = [query.text for query in queries if query.text]
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
-    if (to_place(CORPUS.value) / MANIFEST).is_file():
+    if "data" in resolve(CORPUS.value).kinds:
         corpus = open_vectors(CORPUS.value)
     else:
         corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)

@@ -105,7 +105,7 @@ for each, and an example.
 ACTS = {
     "Load and save": "load_pretrained load_predictor load_tokenizer save_pretrained Pretrained Tokenizer tune_process",
     "Answer": "fill_masks sentence_embeddings sparse_embeddings multi_vectors maxsim score_sentences "
-    "evaluate_pretrained mine_negatives",
+    "evaluate_pretrained mine_negatives write_vectors open_vectors nearest_vectors quantize",
     "Train": "pretrain finetune recipe",
     "Functions of parameters and a batch": "make_batch encode forward init_params mask_tokens Batch Encoded Encoder",
     "Extend": "Head TextHead TokenHead BatchHead HEADS Spot Task text_task token_task batch_task Row Rows",

@@ -141,3 +141,19 @@ def test_a_model_answers_in_the_dtype_that_is_asked_for(tmp_path):
     assert load_predictor(path, dtype="bfloat16").bert.config.compute_dtype == "bfloat16"
     with pytest.raises(InputError, match=r"dtype .float16. is none of float32, bfloat16"):
         load_pretrained(path, dtype="float16")
+
+
+def test_many_texts_are_divided_over_the_devices(bert, monkeypatch):
+    texts, meshes = TEXTS[5:18], []
+    alone = sentence_embeddings(bert, texts)
+    batch_of_layout = module.batch_of_layout
+
+    def seen(*arguments):
+        batch = batch_of_layout(*arguments)
+        meshes.append(len(batch.token_ids.sharding.device_set))
+        return batch
+
+    monkeypatch.setattr(module, "batch_of_layout", seen)
+    monkeypatch.setattr(module, "_MANY", len(texts))
+    np.testing.assert_allclose(sentence_embeddings(bert, texts), alone, atol=1e-5)
+    assert set(meshes) == {8}
