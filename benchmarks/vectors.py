@@ -42,14 +42,13 @@ def make(directory, count, size):
 
 def articles(path):
     """Returns, for each article of SQuAD's file, pairs of a paragraph and its questions."""
-    found = json.loads(Path(path).read_text("utf-8"))["data"]
-    return [
-        [
-            (part["context"], [each["question"] for each in part["qas"]])
-            for part in one["paragraphs"]
-        ]
-        for one in found
-    ]
+    articles = json.loads(Path(path).read_text("utf-8"))["data"]
+    found = []
+    for parts in (article["paragraphs"] for article in articles):
+        found.append(
+            [(part["context"], [each["question"] for each in part["qas"]]) for part in parts]
+        )
+    return found
 
 
 def pairs(path, output):

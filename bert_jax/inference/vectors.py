@@ -40,6 +40,8 @@ from bert_jax.training.workdir import locked
 
 SHARD_ROWS = 65536  # lines of a shard, whose texts and vectors are in memory
 _IDENTITY = "identity.json"
+_USUAL = {"pooling": "", "layer": -1, "max_seq_length": 0, "long_texts": "cut"}
+_LATE = 60.0  # seconds after which a file system shows what other processes have written
 
 
 def digest_of(bert: Pretrained) -> str:
@@ -74,14 +76,15 @@ def write_vectors(
     model, or with other options, or something else.
     """
     stored.quantize(np.zeros((2, 1)), precision)  # what cannot be used is refused now
-    embed = partial(sentence_embeddings, bert, kind=kind, **options)
+    options = _USUAL | options | {"kind": kind}
+    embed = partial(sentence_embeddings, bert, **options)
     embed([])
     job, place, sources = this_job(), to_place(output), corpus_files(corpus)
-    options |= {"kind": kind, "text_column": text_column, "dtype": bert.config.compute_dtype}
+    options |= {"precision": precision, "shard_rows": shard_rows, "text_column": text_column}
     identity = {
         "format": stored.FORMAT,
         "version": stored.VERSION,
-        "options": {"precision": precision, "shard_rows": shard_rows} | options,
+        "options": options | {"dtype": bert.config.compute_dtype},
         "model": digest_of(bert),
         "input": _digest_of_files(sources),
     }
@@ -91,15 +94,18 @@ def write_vectors(
         if there is None:
             say(f"{place} is already complete")
             return stored.read_manifest(place)
-        lines = read_corpus(sources, text_column)
+        lines, written = read_corpus(sources, text_column), 0
         for number, part in _missing(lines, shard_rows, there):
             with under_way("a shard of vectors"):
                 _write_shard(place, number, part, precision, embed)
-        job.exchange("shards are written")
+            written += 1
+        total = len(there) + sum(map(int, job.exchange("shards are written", str(written))))
+        if not total:
+            raise InputError(f"corpus {corpus} has no text; give files with texts")
         if precision in stored.RANGED:
-            _encode_shards(place, precision)
+            _encode_shards(place, precision, total)
             job.exchange("codes are written")
-        job.first_does(f"finish {place}", lambda: _finish(place, identity))
+        job.first_does(f"finish {place}", lambda: _finish(place, identity, total))
         return stored.read_manifest(place)
 
 
@@ -204,9 +210,9 @@ def _write_shard(
     say(f"shard {number}: {len(passages):,} texts, {speed:,.0f} a second")
 
 
-def _encode_shards(place: Place, precision: str) -> None:
+def _encode_shards(place: Place, precision: str, total: int) -> None:
     """Makes codes of the numbers of this process's shards, for the ranges of all."""
-    job, records = this_job(), _records(place)
+    job, records = this_job(), _seen(place, total)
     ranges = stored.ranges_of(list(records.values()))
     for path in list(records)[job.index :: job.count]:
         name = records[path]["vectors"]["name"]
@@ -218,12 +224,25 @@ def _encode_shards(place: Place, precision: str) -> None:
                 write_json(path, records[path] | {"vectors": made})
 
 
-def _finish(place: Place, identity: JsonObject) -> None:
-    records = _records(place)
-    if not records:
-        raise InputError("the corpus has no text; give files with texts")
-    stored.write_manifest(place, identity, list(records.values()))
+def _finish(place: Place, identity: JsonObject, total: int) -> None:
+    shards = _seen(place, total, without=WORK).values()
+    stored.write_manifest(place, identity, list(shards))
     _remove_work(place)
+
+
+def _seen(place: Place, total: int, without: str = "/") -> dict[Place, JsonObject]:
+    """Returns the records of all shards, once none has vectors whose name begins with `without`.
+
+    Raises: InputError if this process does not see what the others have written.
+    """
+    began, names = time.monotonic(), []
+    while time.monotonic() - began < _LATE:
+        records = _records(place)
+        names = [record["vectors"]["name"] for record in records.values()]
+        if len(names) == total and not any(name.startswith(without) for name in names):
+            return records
+        time.sleep(0.1)
+    raise InputError(f"{len(names)} of {total} shards are seen in {place}; run the command again")
 
 
 def _remove_work(place: Place) -> None:
