@@ -14,7 +14,7 @@ import numpy as np
 from hf_models import make_tokenizer
 from safetensors.numpy import save_file
 
-LAYERS, HEADS, WIDTH, WIDE, WORDS = 2, 3, 24, 20, 131
+LAYERS, HEADS, WIDTH, WIDE, WORDS = 2, 4, 24, 20, 131
 # family -> names in layer {i}: query, key and value; output; norm; first products; last product; norm
 NAMES = {
     "nomic_bert": ("encoder.layers.{i}.", "attn.Wqkv", "attn.out_proj", "norm1", "mlp.fc11", "mlp.fc2", "norm2"),

@@ -157,7 +157,7 @@ def test_a_relative_learns_a_task_predicts_and_goes_back(start, tmp_path, family
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["roberta", "mpnet", "modernbert"])
+@pytest.mark.parametrize("family", ["roberta", "mpnet", "nomic_bert", "modernbert"])
 def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, family):
     write_corpus(tmp_path / "text.txt")
     options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, holdout_rate=0.1)

@@ -422,7 +422,8 @@ class Rotary(Family):
             most = settings.get("max_position_embeddings", usual.max_positions)
             return {"rotary_theta": theta, "max_positions": min(most, self.trained)}
         if kind != "default":
-            raise InputError(f"its angles have the rope_type {shown(kind)}; it can be default")
+            names = "default, linear, or ntk without mixed_b"
+            raise InputError(f"its angles have the rope_type {shown(kind)}; it can be {names}")
         return {"rotary_theta": theta}
 
     def notes(self, settings: JsonObject) -> list[str]:
@@ -475,7 +476,7 @@ class NomicBert(Rotary):
     modules = _rotary_modules("nomic_bert", "gate_proj", "down_proj", "up_proj") | {
         "mlm/norm": "cls.predictions.transform.layer_norm"
     }
-    activations = _EXACT | _TANH | {"silu": "silu", "relu": "relu"}
+    activations = _EXACT | _TANH | {"silu": "silu", "swish": "silu", "relu": "relu"}
     usual_activation = "silu"
     theta, trained = 1_000.0, 2048
     lacks = ("ForQuestionAnswering", "ForMultipleChoice")
@@ -549,7 +550,7 @@ class JinaEmbeddingsV3(Rotary):
     renamed, tied, token_ids = Roberta.renamed, Roberta.tied, _ENDS
     theta = 20_000.0
     lacks = ("ForMultipleChoice",)
-    refused = (*Rotary.refused, ("position_embedding_type", (None, "rotary")))
+    refused = (*Rotary.refused, ("position_embedding_type", (None, "rotary", "absolute")))
     older_prefix = "XLMRoberta"
     older = (
         *_OLDER_NORMS,

@@ -214,7 +214,7 @@ def test_texts_give_the_same_logits_with_a_tokenizer_of_its_own(tmp_path, family
 TODAY = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
-    "num_attention_heads": 3,
+    "num_attention_heads": 4,
     "intermediate_size": 20,
     "vocab_size": 131,
 }
