@@ -459,8 +459,8 @@ def _rotary_modules(base: str, wide: str, narrow: str, gate: str = "") -> dict[s
     }
 
 
-_OLDER_QKV = r"self_attn.q_proj.|self_attn.k_proj.|self_attn.v_proj."
-_OLDER_NORMS = (
+_OLDER_QKV = "self_attn.q_proj.|self_attn.k_proj.|self_attn.v_proj."
+_OLDER_LAYERS = (
     (r"encoder\.layers\.", "layers."),
     (r"\bemb_ln\.", "embeddings.LayerNorm."),
     (r"\bnorm1\.", "post_attention_layernorm."),
@@ -501,7 +501,7 @@ class NomicBert(Rotary):
     }
     older = (
         (r"^bert\.", "nomic_bert."),
-        *_OLDER_NORMS,
+        *_OLDER_LAYERS,
         (r"\battn\.Wqkv\.", _OLDER_QKV),
         (r"\battn\.out_proj\.", "self_attn.o_proj."),
         (r"\bfc11\.", "up_proj."),
@@ -553,7 +553,7 @@ class JinaEmbeddingsV3(Rotary):
     refused = (*Rotary.refused, ("position_embedding_type", (None, "rotary", "absolute")))
     older_prefix = "XLMRoberta"
     older = (
-        *_OLDER_NORMS,
+        *_OLDER_LAYERS,
         (r"\bmixer\.Wqkv\.", _OLDER_QKV),
         (r"\bmixer\.out_proj\.", "self_attn.o_proj."),
     )

@@ -53,6 +53,6 @@ def bias_of(table: jax.Array, queries: int, keys: int, ahead: jax.Array | int = 
 def add_bias(scores: jax.Array, bias: jax.Array) -> jax.Array:
     """Returns scores [B, N, Q, K] with the biases [D, N, Q, K] added to those of B / D rows each."""
     if len(bias) == 1:
-        return scores + bias[0]
+        return scores + bias
     of_groups = scores.reshape(len(bias), -1, *scores.shape[1:])
     return (of_groups + bias[:, None]).reshape(scores.shape)

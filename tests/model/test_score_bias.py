@@ -174,7 +174,8 @@ def test_how_it_is_computed_changes_nothing(params, changes):
     assert not changed.has_kernels and dataclasses.replace(changed, score_bias="none").has_kernels == (
         "attention" in changes
     )
-    found = jax.jit(lambda params: encode(changed, params, batch).hidden)(params)
+    with jax.numpy_rank_promotion("raise"):  # as users switch it on
+        found = jax.jit(lambda params: encode(changed, params, batch).hidden)(params)
     real = batch.sequence_ids > 0
     np.testing.assert_allclose(np.asarray(found)[real], hidden_of(MPNET)(params, batch)[real], atol=2e-5)
 
