@@ -28,10 +28,23 @@ from bert_jax.storage.protobuf import parse_message, parse_varint
 _DTYPES = {
     number: np.dtype(dtype)
     for number, dtype in {
-        1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 8: "<c8", 9: "<i8", 10: "?", 14: jnp.bfloat16,
-        17: "<u2", 18: "<c16", 19: "<f2", 22: "<u4", 23: "<u8",
+        1: "<f4",
+        2: "<f8",
+        3: "<i4",
+        4: "u1",
+        5: "<i2",
+        6: "i1",
+        8: "<c8",
+        9: "<i8",
+        10: "?",
+        14: jnp.bfloat16,
+        17: "<u2",
+        18: "<c16",
+        19: "<f2",
+        22: "<u4",
+        23: "<u8",
     }.items()
-}  # fmt: skip
+}
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")  # ends every such table
 _FOOTER_BYTES = 48  # two handles, zeros and the magic number

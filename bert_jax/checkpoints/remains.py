@@ -23,8 +23,16 @@ DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
 # The files that a run writes atomically in its work directory, and the directories that it owns. Other commands may be
 # writing other files there, with temporary names of their own.
-WRITTEN = ("config.json", "about.json", "metrics.jsonl", "curves.png", "results.json", "sweep.json", "pretrained",
-           "finetuned")  # fmt: skip
+WRITTEN = (
+    "config.json",
+    "about.json",
+    "metrics.jsonl",
+    "curves.png",
+    "results.json",
+    "sweep.json",
+    "pretrained",
+    "finetuned",
+)
 DIRECTORIES = ("tokenizer", "predictions", "revisions")
 _TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
 _SIGN = re.compile(r"\.seen-\w+")  # of `Job.check_shared`

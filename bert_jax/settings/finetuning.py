@@ -126,9 +126,9 @@ class EmbeddingConfig(Section):
     # sparse: what the sum over words of the square of the mean weight in passages is worth in the loss (FLOPS)
     passage_flops: float = setting(3e-5, most=1e15)
     query_flops: float = setting(5e-5, most=1e15)  # the same of queries, unless they have a table
-    # sparse: a text with no more words than this counts as one without words there
+    # sparse: a passage with no more words than this counts as one without words there
     passage_least: int = setting(0, most=MOST_ROWS)
-    query_least: int = setting(0, most=MOST_ROWS)
+    query_least: int = setting(0, most=MOST_ROWS)  # the same of queries
     # sparse: share of the steps over which both rise from 0 to these numbers, by the square
     flops_rise: float = setting(0.333333333333, most=1)
 

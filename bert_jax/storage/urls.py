@@ -155,9 +155,27 @@ def _inside(folder: Path, name: str, url: str) -> Path:
 
 
 # What file systems call the fields that change when a file does.
-_VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "blob_id", "VersionId", "content_md5",
-                   "mtime", "LastModified", "last_modified", "Last-Modified", "Content-MD5", "Digest", "modify", "sha",
-                   "updated", "created")  # fmt: skip
+_VERSION_FIELDS = (
+    "size",
+    "crc32c",
+    "md5Hash",
+    "generation",
+    "etag",
+    "ETag",
+    "blob_id",
+    "VersionId",
+    "content_md5",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "Content-MD5",
+    "Digest",
+    "modify",
+    "sha",
+    "updated",
+    "created",
+)
 
 
 def user_cache() -> Path:

@@ -19,11 +19,29 @@ from bert_jax.tasks.records import (
 )
 
 # Usual column names in lower case; the first one present is used.
-_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
-          ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
-          ("question", "sentence"), ("question", "passage"))  # fmt: skip
-_TEXTS = ("text", "sentence", "content", "review", "question", "comment", "comment_text", "body",
-          "document")  # fmt: skip
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("sentence_a", "sentence_b"),
+    ("sent1", "sent2"),
+    ("query", "passage"),
+    ("question", "sentence"),
+    ("question", "passage"),
+)
+_TEXTS = (
+    "text",
+    "sentence",
+    "content",
+    "review",
+    "question",
+    "comment",
+    "comment_text",
+    "body",
+    "document",
+)
 # of a text alone, or of one whose second is named
 _FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))
 _IDS = ("index", "idx", "id", "guid", "pair_id")

@@ -4,15 +4,12 @@
 bert_jax search --checkpoint=DIR --corpus=FILE --queries=FILE|- --k=10
 bert_jax search --checkpoint=DIR --corpus=FILE --rerank=maxsim|pairs --rerank_model=DIR --candidates=100
 
-<<<<<<< HEAD
+--corpus is a file, or a directory of vectors that `extract_features --output=DIR/` has written, which is searched.
+
 With --rerank the passages that are found first, as many as --candidates, are ordered by another model: by vectors of
 tokens, or by a reranker, which reads the query and the passage as a pair.
 
 An output whose name ends in .trec is a TREC run: query, Q0, passage, rank, score, tag.
-=======
---corpus is a file, or a directory of vectors that `extract_features --output=DIR/` has written, which is searched.
-With --rerank the passages that are found first, as many as --candidates, are ordered by another model.
->>>>>>> 34d6900f (data/vectors, inference/vectors, tasks/embeddings: vectors of a corpus larger than memory, written in shards by all processes, searched by memory maps, as codes too)
 
 A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. What has no
 id has the number of its line, from 1. Each line of queries has a result, which is empty for a blank one; blank passages
@@ -93,18 +90,13 @@ def main() -> None:
         corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
     judge = cli.load_model(RERANK_MODEL.value, DTYPE.value) if RERANK.value else None
     most = K.value if judge is None else max(K.value, CANDIDATES.value)
-<<<<<<< HEAD
-    found = search(bert, asked, corpus, most, long_texts=LONG_TEXTS.value)
+    found = search(
+        bert, asked, corpus, most, long_texts=LONG_TEXTS.value, candidates=CANDIDATES.value
+    )
     if judge is not None and RERANK.value == "pairs":
         scores_of = judge_of(Predictor(judge, LONG_TEXTS.value))
         found = rerank_by_pairs(scores_of, asked, found, K.value)
     elif judge is not None:
-=======
-    found = search(
-        bert, asked, corpus, most, long_texts=LONG_TEXTS.value, candidates=CANDIDATES.value
-    )
-    if judge is not None:
->>>>>>> 34d6900f (data/vectors, inference/vectors, tasks/embeddings: vectors of a corpus larger than memory, written in shards by all processes, searched by memory maps, as codes too)
         found = rerank_by_maxsim(judge, asked, found, K.value, LONG_TEXTS.value)
     settings = bert.embedding
     is_cosine = judge is None and (settings is None or settings.embedding.kind == "dense")
