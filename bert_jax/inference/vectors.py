@@ -66,12 +66,18 @@ def write_vectors(
 ) -> JsonObject:
     """Returns the manifest of the directory of vectors that `output` then holds, made by all processes of the job.
 
-    `corpus` names files of texts, JSON lines or tables (CSV, TSV, Parquet), by paths or globs with commas between, or
-    a directory in BEIR's layout. Vectors get length 1. `precision` is that of `quantize`; the ranges of 8 bits are
-    those of all vectors. `kind` and the `options` pooling, layer, max_seq_length and long_texts are those of
-    `sentence_embeddings`. At most `shard_rows` texts and their vectors are in memory. A command that was stopped goes
-    on; a finished one is not repeated.
+    Vectors get length 1. A command that was stopped goes on; a finished one is not repeated.
 
+    Args:
+      bert: the model, of vectors of texts.
+      corpus: files of texts, JSON lines or tables (CSV, TSV, Parquet), by paths or globs with commas between, or a
+        directory in BEIR's layout.
+      output: a directory, or a URL; all processes see it.
+      precision: as in `quantize`; the ranges of 8 bits are those of all vectors.
+      kind: of the texts, as in `sentence_embeddings`.
+      text_column: of tables and JSON lines.
+      shard_rows: texts of a shard; so many and their vectors are in memory.
+      options: pooling, layer, max_seq_length and long_texts of `sentence_embeddings`.
     Raises: InputError if the corpus or the options cannot be used, or if `output` holds vectors of another corpus or
     model, or with other options, or something else.
     """
@@ -110,6 +116,7 @@ def write_vectors(
 
 
 def _digest_of_files(paths: list[str]) -> str:
+    """Returns a sha256 of the contents of files, in their order."""
     digest = hashlib.sha256()
     with under_way("reading the corpus"):
         for path in paths:
@@ -149,6 +156,7 @@ def _begin(place: Place, identity: JsonObject) -> list[int] | None:
 
 
 def _record_of(place: Place, number: int) -> Place:
+    """Returns the path of the record of a shard."""
     return place / WORK / f"{number:05d}.json"
 
 
@@ -185,6 +193,10 @@ def _write_shard(
     precision: str,
     embed: Callable[[list[str]], np.ndarray],
 ) -> None:
+    """Makes the vectors of some lines, and writes them, the ids and texts, and at last a record of the shard.
+
+    Raises: InputError if no line has a text, or one cannot be used.
+    """
     began = time.monotonic()
     passages = [(id_, text) for id_, text in (read() for read in lines) if text]
     if not passages:
@@ -225,6 +237,7 @@ def _encode_shards(place: Place, precision: str, total: int) -> None:
 
 
 def _finish(place: Place, identity: JsonObject, total: int) -> None:
+    """Writes the manifest, and removes what a finished directory does not need."""
     shards = _seen(place, total, without=WORK).values()
     stored.write_manifest(place, identity, list(shards))
     _remove_work(place)

@@ -45,11 +45,13 @@ def read_corpus(paths: list[str], column: str) -> Iterator[ToRead]:
 
 
 def _lines(path: str) -> Iterator[tuple[str, str]]:
+    """Yields where each line of a file stands, and the line, of which one is in memory."""
     with reading(path), files.open_binary(urls.local_copy(path)) as stream:
         yield from decoded_lines(stream, path, f"{path}:")
 
 
 def _rows(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields where each row of a table stands, and its values by column; a few rows are in memory."""
     for table in readers.read_tables(path, _ROWS):
         yield from ((record.where, record) for record in table.records)
 

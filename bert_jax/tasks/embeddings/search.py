@@ -161,9 +161,18 @@ def nearest_vectors(
 ) -> Nearest:
     """Returns the k nearest of the vectors in a directory, or all, for queries [Q, K]: their scores and their numbers.
 
-    The score is the cosine. That of codes of 8 bits is the product with the numbers that they stand for. Of codes of
-    one bit those are found that have the most bits of the query's code; the first `candidates` of them are ordered by
-    the product of the query, of length 1, with their bits, 0 and 1.
+    Queries get length 1, as the vectors have it. What a score is depends on the precision of the directory:
+
+    - float32, float16: the cosine.
+    - int8, uint8: the product of the query and the numbers that the codes stand for, about the cosine.
+    - binary, ubinary: those are found that have the most bits of the query's code, and the first `candidates` of them
+      are ordered by the product of the query with their bits, 0 and 1, which is the score.
+
+    Args:
+      queries: vectors of the model that made the others.
+      vectors: as `open_vectors` returns them.
+      k: the vectors for each query; equal ones by their numbers.
+      candidates: of codes of one bit, those that the query's numbers score.
     """
     precision, queries = vectors.manifest["precision"], unit(np.asarray(queries, np.float32))
     k = min(k, vectors.manifest["rows"])
@@ -179,6 +188,11 @@ def nearest_vectors(
 
 
 def _nearest_bits(queries: np.ndarray, vectors: Vectors, k: int, candidates: int) -> Nearest:
+    """Returns the k nearest of codes of one bit, in two stages.
+
+    The first compares bits, 32 at a time, of all codes. The second multiplies, for each query, the bits of the
+    `candidates` that it found by the numbers of the query, which say more than its bits.
+    """
     precision, size = vectors.manifest["precision"], queries.shape[1]
     codes = quantize(queries, precision)
     word = np.uint32 if codes.shape[1] % 4 == 0 else np.uint8  # fewer steps
