@@ -133,7 +133,7 @@ NUMBERS = np.array([[0, 1, 2], [3, 4, -1], [-1, -1, -1]])
 
 
 def test_dot_products_are_compared_and_words_are_counted():
-    vectors = np.maximum(RNG.normal(size=(9, 1, 6)), 0).astype(np.float32)
+    vectors = np.maximum(np.random.default_rng(3).normal(size=(9, 1, 6)), 0).astype(np.float32)
     vectors[5:] = 0
     texts = Texts(np.arange(9, dtype=np.int32).reshape(3, 3), NUMBERS, np.zeros(3, np.float32))
     rows = pad_rows(np.ones((9, 3), np.int32), 3)._replace(labels=texts)
@@ -149,7 +149,7 @@ def test_dot_products_are_compared_and_words_are_counted():
     assert found["query_flops"] == pytest.approx((np.square(queries.mean(0)).sum(), 1), rel=1e-5)
     few = min((row > 0).sum() for row in passages)
     left = np.where(((passages > 0).sum(1) > few)[:, None], passages, 0)
-    assert not left.all(1).all() and left.any()
+    assert 0 < left.any(1).sum() < 3
     least = jax.jit(lambda vectors: head(passage_least=int(few)).losses(vectors, rows, weights))(vectors)
     assert least["passage_flops"] == pytest.approx((np.square(left.mean(0)).sum(), 1), rel=1e-5)
     assert least["passage_terms"] == found["passage_terms"]
