@@ -44,6 +44,16 @@ def bytes_of_modernbert(lines: Sequence[str] = LINES, size: int = 400) -> Tokeni
     return made
 
 
+def letters_of_dnabert(lines: Sequence[str] = LINES, size: int = 200) -> Tokenizer:
+    """BPE of characters, not of bytes, as DNABERT-2 has it."""
+    made = Tokenizer(models.BPE(unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    specials = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    made.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, special_tokens=specials, show_progress=False))
+    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return made
+
+
 def unigram_of_xlmr(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
@@ -90,7 +100,7 @@ def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.Temp
 
 
 KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words,
-         "mpnet": words_of_mpnet}  # fmt: skip
+         "mpnet": words_of_mpnet, "dnabert": letters_of_dnabert}  # fmt: skip
 
 
 def write_described(

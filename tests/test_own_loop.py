@@ -275,6 +275,7 @@ RELATIVES = {
         "activation": "gelu_exact",
     },
     "mpnet": {"family": "mpnet", "score_bias": "buckets", "type_vocab_size": 0},
+    "jina_bert": {"family": "jina_bert", "score_bias": "alibi", "positions": "none"},
 }
 
 
@@ -282,7 +283,7 @@ RELATIVES = {
     "family",
     [
         "modernbert",
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "mpnet")),  # see test_acts
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "mpnet", "jina_bert")),  # see test_acts
     ],
 )
 def test_in_float64_derivatives_are_those_of_differences(batch, family):

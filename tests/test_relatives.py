@@ -37,6 +37,7 @@ FAMILIES = {  # family -> its size, its kind of tokenizer
     "distilbert": ("distilbert", ""),
     "electra": ("electra-small", ""),
     "mpnet": ("mpnet-base", "mpnet"),
+    "jina_bert": ("jina-bert-small", "dnabert"),
     "nomic_bert": ("nomic-bert", ""),
     "gte": ("gte", "xlmr"),
     "jina_embeddings_v3": ("jina-embeddings-v3", "xlmr"),
@@ -157,7 +158,7 @@ def test_a_relative_learns_a_task_predicts_and_goes_back(start, tmp_path, family
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["roberta", "mpnet", "nomic_bert", "modernbert"])
+@pytest.mark.parametrize("family", ["roberta", "mpnet", "jina_bert", "nomic_bert", "modernbert"])
 def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, family):
     write_corpus(tmp_path / "text.txt")
     options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, holdout_rate=0.1)

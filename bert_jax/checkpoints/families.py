@@ -195,6 +195,17 @@ class Family:
     older_settings: dict[str, str] = _NOTHING
     older_prefix = ""
     older: tuple[tuple[str, str], ...] = ()
+    model_type = ""  # in config.json, if it is not the family's name
+    # our module -> theirs, where a gated feed-forward block has names of its own
+    gated: dict[str, str] = _NOTHING
+    # parts of names of tensors that cannot be computed, and what they are
+    foreign: dict[str, str] = {
+        "lora_": "a part of an adapter (LoRA) inside the model; load one into which it is merged"
+    }
+
+    def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
+        """Returns the options that no setting of theirs changes, for a model of the family."""
+        return self.fixed
 
     def read(self, settings: JsonObject) -> dict[str, Any]:
         """Returns our settings that follow from theirs, beyond `settings`."""
@@ -279,6 +290,8 @@ class Camembert(Roberta):
 
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
 _MPNET = "mpnet.encoder.layer.{i}.attention."
+_JINA, _JINA_CODE = "bert.encoder.layer.{i}.", "jinaai/jina-bert-implementation--"
+_MOSAIC = "alibi_starting_size"  # a setting of MosaicBERT's code alone
 
 
 class DistilBert(Family):
@@ -370,6 +383,55 @@ class MPNet(Roberta):
         rows, usual = settings.get("max_position_embeddings", 512), 1e-12
         epsilon = settings.get("layer_norm_eps", usual)
         return {"max_positions": rows - 2, "layer_norm_epsilon": epsilon}
+
+
+class JinaBert(Family):
+    """Günther et al. 2023: BERT with ALiBi; MosaicBERT (Portes et al. 2023), hence DNABERT-2, with one more name.
+
+    In config.json it is a "bert" with code of its own.
+    """
+
+    prefix, usual, model_type = "JinaBert", "jina-bert-base", "bert"
+    fixed = {
+        name: value for name, value in _FIXED.items() if name not in ("feed_forward", "unbiased")
+    } | {"positions": "none", "score_bias": "alibi"}
+    gated = {
+        "encoder/layers/mlp/intermediate": _JINA + "mlp.gated_layers#0/2",
+        "encoder/layers/mlp/gate": _JINA + "mlp.gated_layers#1/2",
+        "encoder/layers/mlp/output": _JINA + "mlp.wo",
+        "encoder/layers/mlp/norm": _JINA + "mlp.layernorm",
+    }
+    refused = (
+        ("position_embedding_type", (None, "alibi", "absolute")),
+        ("feed_forward_type", (None, "original", "geglu")),
+    )
+    older_prefix = "Bert"
+    older = ((r"\bself\.Wqkv\.", "self.query.|self.key.|self.value."),)
+    foreign = Family.foreign | {
+        ".layer_norm_q.": "a norm of queries (qk-post-norm, as in jina-embeddings-v2-base-code)"
+    }
+
+    def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
+        unbiased = "wide" if config.feed_forward == "gated" else "none"
+        return self.fixed | {"unbiased": unbiased}
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        # MosaicBERT's code has no such setting, and gates
+        usual = "geglu" if _MOSAIC in settings else "original"
+        if settings.get("feed_forward_type", usual) == "geglu":
+            return {"feed_forward": "gated", "unbiased": "wide"}
+        return {"feed_forward": "plain", "unbiased": "none"}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        classes = {
+            f"AutoModel{end}": f"{_JINA_CODE}modeling_bert.JinaBert{end or 'Model'}"
+            for end in ("", "ForMaskedLM", "ForSequenceClassification")
+        }
+        return {
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu" if config.feed_forward == "gated" else "original",
+            "auto_map": {"AutoConfig": f"{_JINA_CODE}configuration_bert.JinaBertConfig", **classes},
+        }
 
 
 class Rotary(Family):
@@ -677,6 +739,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": DistilBert(),
     "electra": Electra(),
     "mpnet": MPNet(),
+    "jina_bert": JinaBert(),
     "nomic_bert": NomicBert(),
     "gte": Gte(),
     "jina_embeddings_v3": JinaEmbeddingsV3(),
@@ -695,16 +758,20 @@ _SHARED = (
 
 
 @functools.cache
-def table_of(family: str) -> tuple[Parameter, ...]:
+def table_of(family: str, feed_forward: str = "plain") -> tuple[Parameter, ...]:
     """Returns the names of every parameter that a model of the family may have."""
-    return tuple(_rows(FAMILIES[family], _MODULES if family == "bert" else (*_MODULES, *_MORE)))
+    modules = _MODULES if family == "bert" else (*_MODULES, *_MORE)
+    return tuple(_rows(FAMILIES[family], modules, feed_forward == "gated"))
 
 
-def _rows(family: Family, modules: tuple[tuple[str, ...], ...]) -> Iterator[Parameter]:
+def _rows(
+    family: Family, modules: tuple[tuple[str, ...], ...], is_gated: bool
+) -> Iterator[Parameter]:
+    names = family.modules | (family.gated if is_gated else {})
     for leaves, ours, bert, *differs in modules:
         tf1 = differs[0] if differs else bert.replace("layer.{i}", "layer_{i}").replace(".", "/")
         base = f"{family.base}.{bert.removeprefix('bert.')}" if bert.startswith("bert.") else bert
-        module, number, piece = family.modules.get(ours, base).partition("#")
+        module, number, piece = names.get(ours, base).partition("#")
         for our_leaf, hf_leaf, tf1_leaf, kind in _LEAVES[leaves]:
             hf = "|".join(name + hf_leaf for name in module.split("|"))
             yield Parameter(ours + our_leaf, hf + number + piece, tf1 + tf1_leaf, kind)
@@ -727,7 +794,7 @@ def check_expressible(config: ModelConfig) -> None:
     needs_types = not (spec.can_lack_types or "type_vocab_size" in spec.fixed)
     if not config.type_vocab_size and needs_types:
         raise InputError(f"model.type_vocab_size 0 has no counterpart in {where}; it has 1 or more")
-    for name, value in spec.fixed.items():
+    for name, value in spec.fixed_for(config).items():
         if getattr(config, name) != value:
             raise InputError(
                 f"model.{name} {getattr(config, name)} has no counterpart in {where}; it has {value}"
@@ -742,6 +809,8 @@ def of_today(settings: JsonObject) -> JsonObject:
     is_older = name == "new" or "n_embd" in settings
     if name == "xlm-roberta" and settings.get("position_embedding_type") == "rotary":
         name, is_older = "jina_embeddings_v3", True
+    has_alibi = _MOSAIC in settings or settings.get("position_embedding_type") == "alibi"
+    name = "jina_bert" if name == "bert" and has_alibi else name
     name = "gte" if name == "new" else name
     family = FAMILIES.get(str(name))
     if family is None or not family.older:

@@ -191,6 +191,11 @@ def save_hf(
         notes.append(
             f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)"
         )
+    if family.model_type:
+        notes.append(
+            "transformers has no such model: it needs trust_remote_code=True and the code that auto_map in config.json "
+            f"names, and without loads it as a {family.model_type} that computes something else"
+        )
     arrays = _tensors(config, head, params, dtype)
     settings = _settings(config, head, params, tokenizer, labels, problem, dtype)
     if thresholds and head is MULTILABEL:
@@ -274,7 +279,7 @@ def _settings(
         {theirs: getattr(config, ours) for ours, theirs in family.settings.items()}
         | {
             "architectures": [class_of(head, config.family)],
-            "model_type": config.family,
+            "model_type": family.model_type or config.family,
             family.activation: NAMES_OF_ACTIVATIONS[config.activation],
             "pad_token_id": tokenizer.pad_id,
             "tie_word_embeddings": True,

@@ -175,16 +175,14 @@ def _of_today(
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """Returns shapes and reader by today's names, of a file that may be in an older layout of its family.
 
-    Raises: InputError if it has adapters.
+    Raises: InputError if it has tensors that cannot be computed.
     """
     of = FAMILIES[family]
     if not of.older:
         return shapes, read
-    if adapter := next((name for name in shapes if "lora_" in name), ""):
-        inside = "a part of an adapter (LoRA) inside the model"
-        raise InputError(
-            f"{where}: {adapter} is {inside}; load a model into which one adapter is merged"
-        )
+    for part, what in of.foreign.items():
+        if name := next((name for name in shapes if part in name), ""):
+            raise InputError(f"{where}: {name} is {what}")
     places = {}
     for name in shapes:
         parts = of.names_of_today(name)

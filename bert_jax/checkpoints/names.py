@@ -131,7 +131,7 @@ def to_params(
     bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").names(form, 0)[0])
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
-    rows = [row for row in table_of(config.family) if row.ours in expected]
+    rows = [row for row in table_of(config.family, config.feed_forward) if row.ours in expected]
     wanted = {row.ours: row.names(form, config.num_layers * is_stacked(row.ours)) for row in rows}
     present = _parts_of(wanted, names.keys())
 
@@ -195,7 +195,7 @@ def _parts_of(wanted: Mapping[str, Sequence[str]], names: Collection[str]) -> se
 def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
     """Returns {name: float32 array} of all parameters in a format, "hf" or "tf1"; the inverse of `to_params`."""
     flat = flatten(params)
-    rows = {row.ours: row for row in table_of(config.family)}
+    rows = {row.ours: row for row in table_of(config.family, config.feed_forward)}
     pieces: dict[str, list[np.ndarray]] = {}
     # so that the parts of a tensor are joined in their order
     for ours in sorted(flat, key=lambda ours: rows[ours].piece if ours in rows else (0, 0)):

@@ -33,7 +33,7 @@ class Sight(NamedTuple):
     # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
     local: jax.Array | None
     positions: jax.Array  # [B, L] in the sequence
-    # [D, N, buckets]: biases of scores, a copy for each of D groups of rows (`score_bias`)
+    # [D, N, buckets]: biases of scores, a copy for each of D groups of rows; or [1, N, 1]: slopes (`score_bias`)
     biases: jax.Array | None = None
 
     def mask(self, is_global: bool) -> jax.Array:

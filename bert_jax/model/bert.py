@@ -50,7 +50,7 @@ from bert_jax.model.parts import (
     padded_normal,
     truncated_normal,
 )
-from bert_jax.model.score_bias import BUCKETS, bias_of
+from bert_jax.model.score_bias import BUCKETS, bias_of, slopes_of
 from bert_jax.model.sequences import vectors_of_sequences
 from bert_jax.model.tables import copy_to_rows, look_up, look_up_words
 from bert_jax.settings.model import ModelConfig
@@ -253,6 +253,9 @@ class Encoder(nn.Module):
             table = nn.Embed(BUCKETS, config.num_heads, embedding_init=initial, name="score_bias")
             of_rows = (batch.token_ids.shape[0], config.gradient_dtype)
             sight = sight._replace(biases=copy_to_rows(table.embedding.T, *of_rows))
+        elif config.score_bias == "alibi":
+            slopes = jnp.asarray(slopes_of(config.num_heads), config.wide_dtype)
+            sight = sight._replace(biases=slopes[None, :, None])
 
         def layer(is_global: bool) -> Callable[..., tuple[Stream, tuple]]:
             def run(module: Layer, stream: Stream, _: None = None) -> tuple[Stream, tuple]:

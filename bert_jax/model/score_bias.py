@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learned bias of the scores of attention: one for each head and each bucket of distances, the same in all layers.
+"""A bias of the scores of attention, the same in all layers: learned for each bucket of distances, or a slope.
 
 It depends on the distance alone, so it is right inside a packed row, in blocks of long rows and in windows.
-Source: Raffel et al. 2020, "T5", section 2.1; Song et al. 2020, "MPNet".
+Source: Raffel et al. 2020, "T5", section 2.1; Song et al. 2020, "MPNet"; for slopes
+Press et al. 2022, "ALiBi", section 3, here for keys on both sides.
 """
 
 import jax
@@ -29,12 +30,24 @@ def bucket_of(distance: np.ndarray) -> np.ndarray:
 _OF_DISTANCES = bucket_of(np.arange(-_FARTHEST, _FARTHEST + 1))
 
 
+def slopes_of(heads: int) -> np.ndarray:
+    """Returns ALiBi's slopes [N]: a geometric series down to 2^-8, and between its members if N is no power of two."""
+    power = 2 ** (heads.bit_length() - 1)
+    exponents = np.arange(1, power + 1) * 8 / power
+    between = np.arange(1, 2 * (heads - power), 2) * 4 / power
+    return 2.0 ** -np.concatenate([exponents, between])
+
+
 def bias_of(table: jax.Array, queries: int, keys: int, ahead: jax.Array | int = 0) -> jax.Array:
     """Returns the biases [D, N, Q, K] of Q queries and K keys, of which the first is `ahead` of the first query.
 
-    `table` [D, N, `BUCKETS`] has a copy for each of D groups of rows. Both passes are sums and products: a scatter
-    would add up the gradient in any order on a GPU.
+    `table` [D, N, `BUCKETS`] has a copy for each of D groups of rows; [1, N, 1] are slopes, of which each token of
+    distance takes one from a score. Both passes are sums and products: a scatter would add up the gradient in any
+    order on a GPU.
     """
+    if table.shape[-1] == 1:
+        away = jnp.abs(ahead + jnp.arange(keys)[None] - jnp.arange(queries)[:, None])
+        return -table[..., None] * away.astype(table.dtype)
     distances = ahead + jnp.arange(1 - queries, keys)
     places = jnp.clip(distances, -_FARTHEST, _FARTHEST) + _FARTHEST
     one_hot = jax.nn.one_hot(jnp.asarray(_OF_DISTANCES)[places], BUCKETS, dtype=table.dtype)

@@ -54,8 +54,9 @@ class ModelConfig(Section):
     # first row of the learned table that is used; 2 for RoBERTa
     position_offset: int = _count(0, least=0)
     # "buckets": to scores is added a learned number for each head and distance, in 32 buckets, the same in all layers;
-    # kernels lack it, so attention=fused is computed without
-    score_bias: str = choice("none", "buckets", affects="model")
+    # "alibi": each token of distance takes a fixed number from them, another for each head; kernels lack both, so
+    # attention=fused is computed without
+    score_bias: str = choice("none", "buckets", "alibi", affects="model")
     # base of the wavelengths of rotary positions
     rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
     # the same in local layers

@@ -20,6 +20,7 @@ _AS_ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_
 BLOCKS: dict[str, Block] = {
     "bert": Block(),
     **dict.fromkeys(_AS_ROBERTA, Block(dropout=True)),
+    "jina_bert": Block(),
     "distilbert": Block("relu", of_encoder=False, span_dropout=True),
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
     **dict.fromkeys(("nomic_bert", "gte"), Block(of_encoder=False)),
@@ -42,6 +43,19 @@ def _roberta(size: str, family: str = "roberta") -> tuple[str, dict[str, Any]]:
 def _mpnet(size: str) -> tuple[str, dict[str, Any]]:
     base, changes = _roberta(size, "mpnet")
     return base, changes | {"type_vocab_size": 0, "score_bias": "buckets"}
+
+
+def _jina(size: str) -> tuple[str, dict[str, Any]]:
+    return size, {
+        "family": "jina_bert",
+        "max_positions": 8192,
+        "positions": "none",
+        "score_bias": "alibi",
+        "unbiased": "wide",
+        "feed_forward": "gated",
+        "activation": "gelu_exact",
+        "attention_dropout_rate": 0.0,
+    }
 
 
 def _electra(size: str, **changes: int) -> tuple[str, dict[str, Any]]:
@@ -78,7 +92,7 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 
 
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
-# Clark et al. 2020, discriminators; Song et al. 2020; Nussbaum et al. 2024;
+# Clark et al. 2020, discriminators; Song et al. 2020; Günther et al. 2023, "Jina Embeddings 2"; Nussbaum et al. 2024;
 # Zhang et al. 2024; Sturua et al. 2024; Warner et al. 2024. The small ones of ModernBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
@@ -87,6 +101,8 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta-large": _roberta("large", "xlm-roberta"),
     "camembert-base": _roberta("base", "camembert"),
     "mpnet-base": _mpnet("base"),
+    "jina-bert-small": _jina("small"),
+    "jina-bert-base": _jina("base"),
     "distilbert": (
         "base",
         {"family": "distilbert", "num_layers": 6, "type_vocab_size": 0, "activation": "gelu_exact"},

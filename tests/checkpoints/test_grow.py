@@ -117,6 +117,13 @@ def test_positions_of_relatives_grow(bert):
     of_distance = grown.params["encoder"]["score_bias"]["embedding"]  # which has all distances already
     np.testing.assert_array_equal(of_distance, params["encoder"]["score_bias"]["embedding"])
 
+    config = dataclasses.replace(bert.config, positions="none", score_bias="alibi")
+    params = drawn_params(config)
+    grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=40)
+    assert grown.config == dataclasses.replace(config, max_positions=40)
+    jax.tree.map(np.testing.assert_array_equal, grown.params, params)
+    assert np.isfinite(encode_texts(grown, ["the ban " * 19]).hidden).all()
+
     config = dataclasses.replace(bert.config, positions="rotary")
     params = drawn_params(config)
     grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=32)

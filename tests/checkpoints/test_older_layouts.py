@@ -3,21 +3,34 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
 import pytest
 from builders import random_batch
-from older_layouts import BASES, CONFIGS, HEADS, NAMES, WIDTH, WORDS, hidden_states, write_older
+from older_layouts import (
+    ALIBI,
+    BASES,
+    CONFIGS,
+    CONFIGS_OF_ALIBI,
+    HEADS,
+    NAMES,
+    WIDTH,
+    WORDS,
+    hidden_states,
+    write_older,
+)
 from read_models import load_hf
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.families import FAMILIES, of_today
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
 from bert_jax.errors import InputError
-from bert_jax.model.objective import encode
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.objective import encode, forward
 from bert_jax.settings.pretraining import MeshConfig
 
 IDS = np.random.default_rng(0).integers(5, 131, 41)
@@ -59,7 +72,57 @@ def test_names_with_the_base_that_a_head_puts_before_them(tmp_path, family):
     jax.tree.map(np.testing.assert_array_equal, bare.params, based.params)
 
 
-@pytest.mark.parametrize("family", ["nomic_bert", pytest.param("jina_embeddings_v3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", list(ALIBI))
+def test_models_with_alibi_are_read_computed_and_written_as_jina_has_them(tmp_path, kind):
+    tensors = write_older(tmp_path / "theirs", kind)
+    loaded = load_hf(tmp_path / "theirs")
+    assert loaded.config.family == "jina_bert" and loaded.config.score_bias == "alibi"
+    assert loaded.config.feed_forward == ("plain" if kind == "original" else "gated")
+    code = ["(auto_map), which is not run: it is computed as a JinaBert"] * (kind != "original")
+    expected = ["has no pooler", *code]
+    assert [part in note for part, note in zip(expected, loaded.notes, strict=True)] == [True] * len(expected)
+    assert_computes(loaded, kind, tensors)
+    notes = save_hf(tmp_path / "ours", *loaded[:5])
+    assert "it needs trust_remote_code=True" in notes[-1] and "loads it as a bert" in notes[-1]
+    about = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert about["model_type"] == "bert" and about["position_embedding_type"] == "alibi"
+    assert about["feed_forward_type"] == ("original" if kind == "original" else "geglu")
+    assert about["architectures"][0] in about["auto_map"]["AutoModel"]
+    again = load_hf(tmp_path / "ours")
+    assert again.config == loaded.config
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    if kind != "mosaic":  # whose queries, keys and values jina has apart
+        assert written.keys() == tensors.keys()
+        jax.tree.map(np.testing.assert_array_equal, written, tensors)
+    else:
+        assert_computes(again, "geglu", written)
+
+
+def test_the_masked_head_of_dnabert(tmp_path):
+    """Names with their base; the output bias is the decoder's alone, whose table is that of the words."""
+    rng = np.random.default_rng(3)
+    draw = lambda *shape: rng.normal(0, 0.3, shape).astype(np.float32)  # noqa: E731
+    tensors = write_older(tmp_path / "hf", "mosaic", "bert.", architectures=["BertForMaskedLM"])
+    head = {"transform.dense.weight": draw(WIDTH, WIDTH), "transform.dense.bias": draw(WIDTH)}
+    head |= {"transform.LayerNorm.weight": draw(WIDTH), "transform.LayerNorm.bias": draw(WIDTH)}
+    head |= {"decoder.weight": tensors["bert.embeddings.word_embeddings.weight"], "decoder.bias": draw(WORDS)}
+    named = {f"cls.predictions.{name}": array for name, array in head.items()}
+    save_file(tensors | named, tmp_path / "hf" / "model.safetensors")
+    loaded = load_hf(tmp_path / "hf")
+    assert loaded.task == "masked_lm"
+    batch = pad_rows([IDS], 41)._replace(mlm_positions=np.arange(5)[None])
+    found = forward(loaded.config, loaded.params, batch, MASKED_LM)
+    x = hidden_states("mosaic", {name.removeprefix("bert."): array for name, array in tensors.items()}, IDS, PLAIN)[:5]
+    x = x @ head["transform.dense.weight"].T + head["transform.dense.bias"]
+    x = x * np.vectorize(lambda each: (1 + math.erf(each / math.sqrt(2))) / 2)(x)
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    x = x * head["transform.LayerNorm.weight"] + head["transform.LayerNorm.bias"]
+    expected = x @ head["decoder.weight"].T + head["decoder.bias"]
+    np.testing.assert_allclose(found[0, :, :WORDS], expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["nomic_bert", "geglu", pytest.param("jina_embeddings_v3", marks=pytest.mark.slow)])
 def test_eight_devices_compute_what_one_computes(tmp_path, family):
     write_older(tmp_path / "older", family)
     config, params = load_hf(tmp_path / "older")[:2]
@@ -74,7 +137,7 @@ def test_eight_devices_compute_what_one_computes(tmp_path, family):
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["nomic_bert", "gte"])
+@pytest.mark.parametrize("family", ["nomic_bert", "gte", "geglu"])
 def test_a_swapped_gate_is_another_model(tmp_path, family):
     """The two have equal shapes, and nothing else would say so."""
     tensors = write_older(tmp_path / "older", family)
@@ -83,7 +146,7 @@ def test_a_swapped_gate_is_another_model(tmp_path, family):
         if "fc11" in name:
             other = name.replace("fc11", "fc12")
             swapped |= {name: tensors[other], other: array}
-        elif "up_gate" in name:
+        elif "up_gate" in name or "gated_layers" in name:
             swapped[name] = np.concatenate(np.split(array, 2)[::-1])
     save_file(swapped, tmp_path / "older" / "model.safetensors")
     loaded = load_hf(tmp_path / "older")
@@ -128,6 +191,9 @@ def test_angles_of_other_forms(tmp_path):
         ("nomic_bert", {"activation_function": "gelu"}, "activation_function"),
         ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),
         ("nomic_bert", {"prenorm": True}, "prenorm is true"),
+        ("geglu", {"feed_forward_type": "reglu"}, 'feed_forward_type is "reglu", which this JinaBert cannot compute'),
+        ("geglu", {"hidden_act": "relu"}, 'hidden_act is "relu"'),
+        ("mosaic", {"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"'),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, message):
@@ -145,9 +211,20 @@ def test_adapters_inside_a_model_are_refused(tmp_path):
         load_hf(tmp_path / "older")
 
 
+def test_norms_of_queries_are_refused(tmp_path):
+    """jina-embeddings-v2-base-code: other code, and its settings do not say so."""
+    tensors = write_older(tmp_path / "code", "geglu")
+    norm = "encoder.layer.0.attention.self.layer_norm_q.weight"
+    save_file(tensors | {norm: np.ones(WIDTH, np.float32)}, tmp_path / "code" / "model.safetensors")
+    with pytest.raises(InputError, match=r"layer_norm_q.weight is a norm of queries \(qk-post-norm"):
+        load_hf(tmp_path / "code")
+
+
 def test_settings_of_other_families_stay_as_they_are():
     for settings in ({"model_type": "bert", "n_embd": 3}, {"model_type": "xlm-roberta"}, {}, {"model_type": ["new"]}):
         assert of_today(settings) is settings
+    for config in CONFIGS_OF_ALIBI.values():
+        assert of_today(config)["model_type"] == "jina_bert" and of_today(config)["architectures"] == ["JinaBertModel"]
     for family, config in CONFIGS.items():
         today = of_today(config)
         assert today["model_type"] == family and today["architectures"] == [f"{FAMILIES[family].prefix}Model"]

@@ -25,6 +25,7 @@ CONFIGS = {
     "bert": tiny_model(),
     "modernbert": dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4),
     "mpnet": tiny_model(family="mpnet", score_bias="buckets", type_vocab_size=0),
+    "jina_bert": tiny_model(family="jina_bert", score_bias="alibi", positions="none"),
 }
 
 
@@ -57,6 +58,7 @@ def row_of(ids, length=0):
         pytest.param("bert", "sequence_classification", marks=pytest.mark.slow),
         ("modernbert", "masked_lm"),
         ("mpnet", "masked_lm"),
+        pytest.param("jina_bert", "masked_lm", marks=pytest.mark.slow),
     ],
 )
 def test_a_row_of_one_token(tmp_path, family, head):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bias of scores by distance: an encoder in NumPy, packed rows, blocks, windows, devices, derivatives, its costs."""
+"""A bias of scores by distance: an encoder in NumPy, packed rows, blocks, windows, devices, derivatives, its costs.
+
+`tests/checkpoints/test_older_layouts.py` has encoders with ALiBi in NumPy, their packed rows and devices.
+"""
 
 import dataclasses
 import functools
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from builders import random_batch, tiny_model
 from hf_models import random_params
+from older_layouts import slopes
 
 from bert_jax.batch import pad_rows
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
@@ -20,8 +24,8 @@ from bert_jax.model.attention_kernels import AttentionShape
 from bert_jax.model.flops import forward_flops
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.long_rows import in_blocks, in_windows
-from bert_jax.model.objective import encode, forward
-from bert_jax.model.score_bias import bias_of, bucket_of
+from bert_jax.model.objective import encode, forward, init_params
+from bert_jax.model.score_bias import bias_of, bucket_of, slopes_of
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.memory import activation_bytes
@@ -31,11 +35,16 @@ MPNET = dataclasses.replace(
     model_size("mpnet-base"), vocab_size=203, hidden_size=32, num_heads=4, num_layers=2, intermediate_size=48,
     max_positions=400, hidden_dropout_rate=0.0, attention_dropout_rate=0.0, unroll=1,
 )  # fmt: skip
+JINA = dataclasses.replace(
+    model_size("jina-bert-small"), vocab_size=203, hidden_size=24, num_heads=6, num_layers=2,
+    intermediate_size=20, max_positions=1100, hidden_dropout_rate=0.0, unroll=1,
+)  # fmt: skip
 
 
 def params_of(config):
     made = random_params(config, parts=("mlm",))
-    made["encoder"]["score_bias"]["embedding"] *= 10  # a wrong bucket shall be seen
+    if config.score_bias == "buckets":
+        made["encoder"]["score_bias"]["embedding"] *= 10  # a wrong bucket shall be seen
     is_scale = lambda path: path[-1].key == "scale"  # noqa: E731
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf + is_scale(path), made)
 
@@ -68,6 +77,19 @@ def test_biases_are_rows_of_the_table_by_distance(queries, keys, ahead):
     table = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
     found = bias_of(jnp.asarray(table), queries, keys, ahead)
     np.testing.assert_array_equal(found, table[:, :, bucket_of(distances(queries, keys, ahead))])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20])
+def test_slopes_are_those_of_the_paper(heads):
+    assert slopes_of(heads).tolist() == slopes(heads)
+    assert {1: [2**-8], 2: [2**-4, 2**-8]}.get(heads, slopes(heads)) == slopes_of(heads).tolist()
+
+
+@pytest.mark.parametrize(("queries", "keys", "ahead"), [(5, 5, 0), (1, 1, 0), (7, 300, -3), (200, 600, -200)])
+def test_alibi_takes_a_slope_for_each_token_of_distance(queries, keys, ahead):
+    found = bias_of(jnp.asarray(slopes_of(3), jnp.float32)[None, :, None], queries, keys, ahead)
+    by_head = np.array(slopes(3))[:, None, None]
+    np.testing.assert_allclose(found, -by_head * abs(distances(queries, keys, ahead))[None, None], rtol=1e-6)
 
 
 def encoder_in_numpy(config, encoder, ids):
@@ -134,18 +156,21 @@ def test_a_sequence_in_a_packed_row_has_the_biases_that_it_has_alone(params):
 def by_whole_scores(shape, query, key, value, ids, keys, biases):
     heads = [array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value)]
     size = query.shape[1]
-    bias = biases[:, :, bucket_of(distances(size, size))]
+    away = distances(size, size)
+    bias = biases[:, :, bucket_of(away)] if biases.shape[-1] > 1 else -biases[..., None] * abs(away)
     seen = attention_mask(ids, False, shape.window)
     return attend(*heads, seen, lambda probabilities: probabilities, "default", bias)[0].reshape(query.shape)
 
 
+@pytest.mark.parametrize("is_learned", [True, False])
 @pytest.mark.parametrize("window", [0, 70])
-def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window):
-    """Both passes, and the gradient of the table; its two copies are of two rows each."""
+def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window, is_learned):
+    """Both passes, and the gradient of the table, whose two copies are of two rows each; or slopes, which have none."""
     monkeypatch.setattr(long_rows, "SCORES", 20_000)
     rng, shape = np.random.default_rng(0), AttentionShape(2, 8, False, 2**16, window=window)
     floats = [jnp.asarray(rng.normal(size=(4, 331, 16)), jnp.float32) for _ in range(3)]
-    floats.append(jnp.asarray(rng.normal(size=(2, 2, 32)), jnp.float32))
+    table = rng.normal(size=(2, 2, 32)) if is_learned else np.array(slopes(2))[None, :, None]
+    floats.append(jnp.asarray(table, jnp.float32))
     ids = np.ones((4, 331), np.int32)
     ids[0, 200:], ids[1, 320:] = 2, 0
     real = (ids > 0)[..., None]
@@ -155,12 +180,12 @@ def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window):
         return jnp.sum(jnp.where(real, context, 0) * jnp.cos(jnp.arange(context.size).reshape(context.shape)))
 
     found, expected = (
-        jax.jit(jax.value_and_grad(functools.partial(loss, each), argnums=(0, 1, 2, 3)))(*floats)
+        jax.jit(jax.value_and_grad(functools.partial(loss, each), argnums=tuple(range(3 + is_learned))))(*floats)
         for each in (in_windows if window else in_blocks, by_whole_scores)
     )
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * max(1, np.abs(theirs).max()))
-    assert np.abs(expected[1][3]).max() > 0.1
+    assert np.abs(expected[1][-1]).max() > 0.1
 
 
 @pytest.mark.parametrize("changes", [
@@ -181,11 +206,14 @@ def test_how_it_is_computed_changes_nothing(params, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"max_positions": 1100}, {"window": 70, "global_every": 2}])
-def test_long_rows_and_windows_of_a_model(changes):
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [(MPNET, {"max_positions": 1100}), (MPNET, {"window": 70, "global_every": 2}), (JINA, {"attention": "fused"})],
+)
+def test_long_rows_and_windows_of_a_model(model, changes):
     """Rows of more than 1,024 tokens are computed in blocks, and whole where probabilities are kept."""
-    length = changes.get("max_positions", 400)
-    config = dataclasses.replace(MPNET, **changes)
+    config = dataclasses.replace(model, **changes)
+    length = config.max_positions
     made = params_of(config)
     batch = random_batch(num_rows=2, row_length=length, num_sequences=2)
     whole = hidden_of(config)(made, batch)
@@ -218,6 +246,13 @@ def test_the_table_is_a_bias_at_the_depth_of_embeddings(params):
     scaled, _ = scale_by_depth(0.5).update(ones, None)
     of_table, of_words = (scaled["encoder"][name] for name in ("score_bias", "embeddings"))
     assert of_table["embedding"][0, 0] == of_words["word"]["embedding"][0, 0] == 0.125
+
+
+def test_alibi_has_no_parameters_and_no_kernel():
+    plain = dataclasses.replace(JINA, score_bias="none", attention="fused")
+    shapes = [jax.eval_shape(functools.partial(init_params, each), jax.random.key(0)) for each in (plain, JINA)]
+    assert shapes[0] == shapes[1] and "position" not in shapes[0]["encoder"]["embeddings"]
+    assert plain.has_kernels and not dataclasses.replace(plain, score_bias="alibi").has_kernels
 
 
 def test_what_it_costs():

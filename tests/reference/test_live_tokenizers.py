@@ -48,7 +48,7 @@ def same(ours, other):
     assert ours.vocab_size == len(other)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert"])
 def test_ids_rows_and_the_way_back(tmp_path, kind):
     directory = write_described(tmp_path / "there", kind, **({"model_input_names": TYPES} if kind == "words" else {}))
     ours, notes = load_hf_tokenizer(directory)
@@ -158,7 +158,7 @@ def test_mpnet_with_the_files_that_its_models_have(tmp_path, files):
         assert ours.encode(text) == ids == again[1:-1], text
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "ours"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "ours"])
 def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
     lines = shared_lines(shared_data)
     learnt = lines[::7]  # the rest has words, characters and scripts that the vocabulary lacks
