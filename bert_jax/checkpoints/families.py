@@ -290,8 +290,8 @@ class Camembert(Roberta):
 
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
 _MPNET = "mpnet.encoder.layer.{i}.attention."
+_UNBIASED = {"gated": "wide", "plain": "none"}  # of jina's two forms of feed-forward blocks
 _JINA, _JINA_CODE = "bert.encoder.layer.{i}.", "jinaai/jina-bert-implementation--"
-_MOSAIC = "alibi_starting_size"  # a setting of MosaicBERT's code alone
 
 
 class DistilBert(Family):
@@ -392,9 +392,7 @@ class JinaBert(Family):
     """
 
     prefix, usual, model_type = "JinaBert", "jina-bert-base", "bert"
-    fixed = {
-        name: value for name, value in _FIXED.items() if name not in ("feed_forward", "unbiased")
-    } | {"positions": "none", "score_bias": "alibi"}
+    fixed = _FIXED | {"positions": "none", "score_bias": "alibi"}
     gated = {
         "encoder/layers/mlp/intermediate": _JINA + "mlp.gated_layers#0/2",
         "encoder/layers/mlp/gate": _JINA + "mlp.gated_layers#1/2",
@@ -412,15 +410,13 @@ class JinaBert(Family):
     }
 
     def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
-        unbiased = "wide" if config.feed_forward == "gated" else "none"
-        return self.fixed | {"unbiased": unbiased}
+        form = config.feed_forward
+        return self.fixed | {"feed_forward": form, "unbiased": _UNBIASED[form]}
 
     def read(self, settings: JsonObject) -> dict[str, Any]:
-        # MosaicBERT's code has no such setting, and gates
-        usual = "geglu" if _MOSAIC in settings else "original"
-        if settings.get("feed_forward_type", usual) == "geglu":
-            return {"feed_forward": "gated", "unbiased": "wide"}
-        return {"feed_forward": "plain", "unbiased": "none"}
+        usual = "geglu" if _is_mosaic(settings) else "original"
+        form = "gated" if settings.get("feed_forward_type", usual) == "geglu" else "plain"
+        return {"feed_forward": form, "unbiased": _UNBIASED[form]}
 
     def write(self, config: ModelConfig) -> JsonObject:
         classes = {
@@ -432,6 +428,11 @@ class JinaBert(Family):
             "feed_forward_type": "geglu" if config.feed_forward == "gated" else "original",
             "auto_map": {"AutoConfig": f"{_JINA_CODE}configuration_bert.JinaBertConfig", **classes},
         }
+
+
+def _is_mosaic(settings: JsonObject) -> bool:
+    """Returns whether a config.json is of MosaicBERT's code, which has ALiBi and gates and no settings for them."""
+    return "alibi_starting_size" in settings or "bert_layers." in str(settings.get("auto_map"))
 
 
 class Rotary(Family):
@@ -809,8 +810,8 @@ def of_today(settings: JsonObject) -> JsonObject:
     is_older = name == "new" or "n_embd" in settings
     if name == "xlm-roberta" and settings.get("position_embedding_type") == "rotary":
         name, is_older = "jina_embeddings_v3", True
-    has_alibi = _MOSAIC in settings or settings.get("position_embedding_type") == "alibi"
-    name = "jina_bert" if name == "bert" and has_alibi else name
+    if settings.get("position_embedding_type") == "alibi" or _is_mosaic(settings):
+        name = "jina_bert" if name == "bert" else name
     name = "gte" if name == "new" else name
     family = FAMILIES.get(str(name))
     if family is None or not family.older:

@@ -97,6 +97,8 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
         ("jina_bert", {"feed_forward_type": "geglu"}, {"feed_forward": "gated", "unbiased": "wide"}),
         ("jina_bert", {}, {"feed_forward": "plain", "unbiased": "none"}),
         ("jina_bert", {"alibi_starting_size": 9}, {"feed_forward": "gated", "unbiased": "wide"}),
+        ("jina_bert", {"auto_map": {"AutoModel": "zhihan1996/DNABERT-2-117M--bert_layers.BertModel"}},
+         {"feed_forward": "gated", "unbiased": "wide"}),
         ("nomic_bert", {}, {"rotary_theta": 1000.0}),
         ("gte", {"rope_theta": None}, {"rotary_theta": 160_000.0}),
         ("gte", {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}},

@@ -223,7 +223,10 @@ def test_norms_of_queries_are_refused(tmp_path):
 def test_settings_of_other_families_stay_as_they_are():
     for settings in ({"model_type": "bert", "n_embd": 3}, {"model_type": "xlm-roberta"}, {}, {"model_type": ["new"]}):
         assert of_today(settings) is settings
-    for config in CONFIGS_OF_ALIBI.values():
+    mosaic = CONFIGS_OF_ALIBI["mosaic"]
+    unsized = {name: value for name, value in mosaic.items() if name != "alibi_starting_size"}
+    unmapped = {name: value for name, value in mosaic.items() if name != "auto_map"}
+    for config in (*CONFIGS_OF_ALIBI.values(), unsized, unmapped):
         assert of_today(config)["model_type"] == "jina_bert" and of_today(config)["architectures"] == ["JinaBertModel"]
     for family, config in CONFIGS.items():
         today = of_today(config)
