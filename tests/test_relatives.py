@@ -135,6 +135,7 @@ def start(tmp_path_factory):
 CASES = [(family, "classification") for family in FAMILIES]
 CASES += [(family, task) for family in ("roberta", "mpnet", "modernbert")
           for task in ("ner", "squad1", "choice", "multilabel", "embeddings")]  # fmt: skip
+CASES.append(("jina_bert", "embeddings"))
 
 
 @pytest.mark.slow

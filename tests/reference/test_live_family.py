@@ -239,4 +239,5 @@ def test_an_older_layout_is_read_as_transformers_reads_it(tmp_path, family):
 
 
 def test_every_family_is_here():
-    assert {family for family, _ in CASES.values()} == set(FAMILIES) - {"bert"}
+    has_none = {"bert", "jina_bert"}  # the latter has no class in transformers
+    assert {family for family, _ in CASES.values()} == set(FAMILIES) - has_none
