@@ -114,7 +114,7 @@ def test_spans_are_the_tokens_texts(tokenizer):
         assert set("".join(parts)) >= set(text) - set(" \n\t\ud800\udfff")
 
 
-def test_it_survives_pickles_threads_and_files(tokenizer, tmp_path):
+def test_it_survives_pickles_threads_and_files(directory, tokenizer, tmp_path):
     again = pickle.loads(pickle.dumps(tokenizer))
     tokenizer.save(tmp_path / "saved")
     loaded = load_tokenizer(tmp_path / "saved")
@@ -124,7 +124,10 @@ def test_it_survives_pickles_threads_and_files(tokenizer, tmp_path):
         assert each.fingerprint == tokenizer.fingerprint and each.encode(TEXT) == tokenizer.encode(TEXT)
         assert each.template == tokenizer.template and each.special_ids == tokenizer.special_ids
     assert threads == [tokenizer.encode(TEXT)] * 64
-    assert tokenizer.decode(tokenizer.encode("The jumpers call")).lower() == "the jumpers call"
+    ids = tokenizer.encode("The jumpers call")
+    # nothing marks the pieces of dnabert that go on with a word, so its library puts a blank after each
+    whole = " ".join(tokenizer.tokens(ids)) if directory.name == "dnabert" else "The jumpers call"
+    assert tokenizer.decode(ids).lower() == whole.lower()
 
 
 def test_word_starts(directory, tokenizer):
@@ -134,6 +137,8 @@ def test_word_starts(directory, tokenizer):
     words = words.replace("##", "")
     if directory.name == "words":
         assert words.startswith("|the|jumpers,|it's|")
+    elif directory.name == "dnabert":
+        assert words.startswith("|the|jumper|s|,|i|t|") and starts.all()
     else:
         assert words.startswith(("|the|jumpers|,|it|'s|na", "|the|jumpers|,|it|'|s|na", "|the|jumpers|,|it|'s|"))
         assert starts.sum() >= 7
