@@ -132,8 +132,10 @@ class SearchModel(Work):
             pairs = [(question, text) for question, texts in work["candidates"] for text in texts]
             return np.reshape(model.predict(pairs), (len(work["candidates"]), -1))
         with torch.no_grad():
-            queries = model.encode_query(work["questions"], convert_to_tensor=True)
-            passages = model.encode_document(work["passages"], convert_to_tensor=True)
+            # vectors of tokens are a list of tensors in any case
+            options = {} if mode == "multi_vector" else {"convert_to_tensor": True}
+            queries = model.encode_query(work["questions"], **options)
+            passages = model.encode_document(work["passages"], **options)
             if mode == "dense":  # as the loss and ours compare them
                 queries, passages = (torch.nn.functional.normalize(x) for x in (queries, passages))
                 return (queries @ passages.T).numpy()
