@@ -17,12 +17,8 @@ so the same command goes on where it was ended.
 """
 
 import json
-import math
 import multiprocessing
-import re
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +28,7 @@ from absl import flags
 
 import bert_jax
 from benchmarks import tables, timing
+from benchmarks.bm25 import bm25
 from benchmarks.peer_workers import WORKER, Peers, ask
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.settings.finetuning import FinetuneConfig, TaskConfig
@@ -82,30 +79,6 @@ def read(squad: str, limit: int) -> Data:
         passages=passages,
         right=[number_of[pair.texts[1]] for pair in asked],
     )
-
-
-def bm25(
-    questions: Sequence[str], passages: Sequence[str], k1: float = 1.2, b: float = 0.75
-) -> np.ndarray:
-    """Returns the scores [questions, passages] of BM25 with Lucene's weights, over lower-cased words.
-
-    Source: Robertson and Zaragoza 2009; the weight of a word is log(1 + (N - n + 0.5) / (n + 0.5)).
-    """
-    words = [re.findall(r"\w+", text.lower()) for text in passages]
-    holding: dict[str, list[tuple[int, int]]] = {}
-    for number, own in enumerate(words):
-        for word, count in Counter(own).items():
-            holding.setdefault(word, []).append((number, count))
-    lengths = np.array([len(own) for own in words])
-    penalty = k1 * (1 - b + b * lengths / lengths.mean())
-    scores = np.zeros((len(questions), len(passages)))
-    for place, question in enumerate(questions):
-        for word in re.findall(r"\w+", question.lower()):
-            if places := holding.get(word):
-                numbers, counts = np.array(places).T
-                rarity = math.log(1 + (len(passages) - len(places) + 0.5) / (len(places) + 0.5))
-                scores[place, numbers] += rarity * counts / (counts + penalty[numbers])
-    return scores
 
 
 def best(scores: np.ndarray, most: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from builders import make_pretrained, make_topics, tiny_model, write_corpus, wri
 from benchmarks import contenders as bench
 from benchmarks import embeddings, timing
 from benchmarks import peer_workers as peers
+from benchmarks.bm25 import bm25
 from benchmarks.timing import Contender, Round
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
@@ -240,6 +241,19 @@ def test_embeddings_beside_a_peer_are_measured_once(tmp_path, monkeypatch, capsy
     assert "stsb.spearman" in told and "not told apart" in told
     embeddings.main()
     assert len(made) == 5 and capsys.readouterr().out == told
+
+
+def test_bm25_has_lucenes_weights():
+    passages = ["The cat sat. The cat!", "a dog", "the dog and the other dog ran"]
+    found = bm25(["Cat, dog?", "fish"], passages)
+    lengths, mean = [5, 2, 7], 14 / 3
+
+    def weight(count, length, holding):  # of three passages
+        rarity = np.log(1 + (3 - holding + 0.5) / (holding + 0.5))
+        return rarity * count / (count + 1.2 * (1 - 0.75 + 0.75 * length / mean))
+
+    expected = [weight(2, lengths[0], 1), weight(1, lengths[1], 2), weight(2, lengths[2], 2)]
+    np.testing.assert_allclose(found, [expected, [0, 0, 0]])
 
 
 PEER = """#!{python}
