@@ -142,6 +142,11 @@ def prepare(
     examples = task.read(source, task.splits["train"][0])
     if isinstance(examples, PreparedPairs):
         examples.as_set(config.data)
+    elif config.data.stream == "on":
+        raise InputError(
+            f"data.stream=on reads prepared pairs while a run trains, and {source} is read whole; leave it out, or "
+            "prepare the data with prepare_pairs"
+        )
     check_kind(task, "read", examples, (list, tuple, PreparedPairs), "a list of examples")
     if not examples:
         raise InputError(

@@ -93,6 +93,10 @@ class RerankingTask(Task[RankingExample, Ranked]):
         path = find_split_file(source, split)
         if not path:
             return Examples()
+        if split != "train" and self.config.ranking.run:
+            raise InputError(
+                f"task.ranking.run has candidates of queries in BEIR's layout, and {path} has its own; leave it out"
+            )
         found = _examples(self.config, read_table(path).filled())
         if split == "test":
             return found

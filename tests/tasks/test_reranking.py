@@ -140,6 +140,14 @@ def test_a_dev_set_is_what_another_search_has_found(tmp_path):
     assert read_run(str(tmp_path / "ranks.tsv")) == {"1": ["a", "c"]}
 
 
+def test_a_run_is_for_queries_without_candidates(tmp_path):
+    task = beir(tmp_path / "beir")
+    row = {"query": "q", "positive": "a", "negative": ["b"]}
+    train, dev = (write(tmp_path / name, [row]) for name in ("train.jsonl", "dev.jsonl"))
+    assert "dev.jsonl has its own; leave it out" in message(task.read, dev, "dev")
+    assert len(task.read(train, "train")) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
