@@ -273,8 +273,6 @@ def test_bad_settings_are_one_line_and_write_nothing(topics, start, tmp_path, ch
 def test_a_table_is_not_streamed(topics, start, tmp_path):
     data = FinetuneDataConfig(source=str(topics), stream="on")
     with pytest.raises(InputError, match=r"stream=on reads prepared pairs while a run trains, and .* is read whole"):
-        InputError, match="data.stream=on reads prepared pairs while a run trains, and .* is read whole"
-    ):
         train(topics_run(topics, start, data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
