@@ -236,5 +236,8 @@ def fingerprint(rows: Sequence[Row]) -> str:
     for row in rows:
         digest.update(row.token_ids.tobytes() + row.type_ids.tobytes())
         weight = () if row.weight == 1 else (row.weight,)
-        digest.update(repr((row.lengths, np.asarray(row.label).tolist(), *weight)).encode())
+        label = row.label
+        if isinstance(label, tuple) and label and isinstance(label[0], tuple):
+            label = (*label[0], *label[1:])  # a teacher's scores, before the numbers of texts
+        digest.update(repr((row.lengths, np.asarray(label).tolist(), *weight)).encode())
     return digest.hexdigest()

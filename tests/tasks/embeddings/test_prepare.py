@@ -17,6 +17,7 @@ import pytest
 from builders import drawn_params, make_pretrained, message
 
 from bert_jax import load_pretrained
+from bert_jax.batch import Row
 from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.batches.order import Mix, StreamedPlan, mix_by_weights, plan_epoch
 from bert_jax.batches.pack import StoredRows
@@ -35,6 +36,7 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import prepare as module
 from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
+from bert_jax.tasks.prepare import fingerprint
 from bert_jax.tasks.reranking import RankingExample
 
 WORDS = ("ban", "bes", "kut", "dar", "lin", "mot", "the", "gen")
@@ -468,3 +470,9 @@ def test_pairs_are_streamed_from_a_bucket(model, tmp_path, bucket, monkeypatch):
     assert kept[0][7].label[0] == kept[1][7].label[0]
     for rows in kept:
         rows.close()
+
+
+def test_rows_with_scores_of_a_teacher_have_a_fingerprint():
+    row = Row(0, np.arange(6, dtype=np.int32), np.zeros(6, np.uint8), (2, 2, 2), ((1.0, -2.0), 0, 1, 2))
+    other = row._replace(label=((1.0, -2.5), 0, 1, 2))
+    assert fingerprint([row]) == fingerprint([row]) != fingerprint([other])
