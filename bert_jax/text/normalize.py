@@ -102,8 +102,8 @@ class Normalizer:
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.split_chinese = split_chinese
         self.google = google
-        self._tables = unicode_tables()
-        self._letters = letter_images(lowercase, self.strip_accents)
+        self._tables = unicode_tables() if google else library_tables()
+        self._letters = letter_images(lowercase, self.strip_accents, self._tables)
         self._whole = _Images(self._whole_image)
         self._clean = _Images(self._clean_image)
         self._decomposed = _Images(self._decomposed_image)
@@ -116,7 +116,7 @@ class Normalizer:
         if not text.isascii():
             if self.lowercase and self.google and "Σ" in text:
                 text = _lower_googles(text.translate(self._clean))
-            if self.strip_accents and _reorderable().search(text):
+            if self.strip_accents and _reorderable(self.google).search(text):
                 text = text.translate(self._clean).translate(self._decomposed)
                 text = "".join([text[position] for position in _canonical_order(text)])
         return text.translate(self._whole).split()
@@ -133,7 +133,7 @@ class Normalizer:
             if self.lowercase and self.google and "Σ" in text:
                 traced = traced.translate(self._clean, marks)
                 traced = traced._replace(text=_lower_googles(traced.text))
-            if self.strip_accents and _reorderable().search(traced.text):
+            if self.strip_accents and _reorderable(self.google).search(traced.text):
                 traced = traced.translate(self._clean, marks).translate(self._decomposed, marks)
                 traced = traced.reorder(_canonical_order(traced.text))
         return traced.translate(self._whole, marks).split()
@@ -168,9 +168,11 @@ class Normalizer:
         )
 
 
-def letter_images(lowercase: bool, strip_accents: bool) -> Mapping[int, str]:
+def letter_images(
+    lowercase: bool, strip_accents: bool, tables: UnicodeTables | None = None
+) -> Mapping[int, str]:
     """Returns a table for `str.translate` that lower-cases letters, drops accents, or both."""
-    tables = unicode_tables()
+    tables = tables or unicode_tables()
 
     def image(code: int) -> str:
         text = tables.lower.get(code, chr(code)) if lowercase else chr(code)
@@ -238,6 +240,20 @@ def unicode_tables() -> UnicodeTables:
     )
 
 
+@functools.cache
+def library_tables() -> UnicodeTables:
+    """Returns the tables of the library `tokenizers`, whose parts know other versions of Unicode."""
+    tables = unicode_tables()
+    other = json.loads(TABLES_PATH.with_name("unicode_library.json").read_text(encoding="utf-8"))
+    return tables._replace(
+        control=tables.control ^ _read_ranges(other["control"]),
+        punctuation=tables.punctuation ^ _read_ranges(other["punctuation"]),
+        nonspacing_mark=tables.nonspacing_mark ^ _read_ranges(other["nonspacing_mark"]),
+        lower=tables.lower | _read_mappings(other["lower"]),
+        decomposition=tables.decomposition | _read_mappings(other["decomposition"]),
+    )
+
+
 class _Images(dict[int, str]):
     """A table for `str.translate` that computes the replacement of a character when it first occurs."""
 
@@ -282,9 +298,9 @@ def _canonical_order(text: str) -> list[int]:
 
 
 @functools.cache
-def _reorderable() -> re.Pattern[str]:
+def _reorderable(google: bool) -> re.Pattern[str]:
     """Returns a pattern for characters with a combining class that survive the dropping of accents."""
-    tables = unicode_tables()
+    tables = unicode_tables() if google else library_tables()
     survivors = tables.combining_class.keys() - tables.nonspacing_mark
     sources = [
         code

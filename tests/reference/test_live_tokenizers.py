@@ -173,3 +173,14 @@ def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
     assert not different, (len(different), different[:3])
     alone = lines[::97]
     assert [ours.encode(line) for line in alone] == other(alone, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("options", [{}, {"do_lower_case": False}, {"strip_accents": False}])
+def test_a_bert_of_tokenizer_json_alone_on_odd_characters(tmp_path, repository, options):
+    """Its characters are the library's, also those that Unicode 14 takes for others."""
+    save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 64)
+    (tmp_path / "vocab.txt").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"} | options))
+    strings = [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+    expected = theirs(tmp_path)(strings, add_special_tokens=False)["input_ids"]
+    assert load_tokenizer(tmp_path).encode_batch(strings) == expected
