@@ -92,7 +92,7 @@ def test_what_is_in_the_wheel(repository, wheel):
         (entries,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     ours = {f"bert_jax/{path.relative_to(repository / 'bert_jax')}" for path in (repository / "bert_jax").rglob("*.py")}
     ours |= {f"bert_jax/configs/{path.name}" for path in (repository / "configs").iterdir() if path.is_file()}
-    ours |= {"bert_jax/py.typed", "bert_jax/text/unicode_14.json"}
+    ours |= {"bert_jax/py.typed", "bert_jax/text/unicode_14.json", "bert_jax/text/unicode_library.json"}
     assert {name for name in names if ".dist-info/" not in name} == ours
     assert "bert_jax = bert_jax.tools.main:main" in entries
     assert "Description-Content-Type: text/markdown" in metadata and "Provides-Extra: tfds" in metadata
