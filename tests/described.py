@@ -15,6 +15,7 @@ LINES = [
     for other in STEMS[::3]
 ]
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+ALBERT = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 
 
@@ -67,6 +68,19 @@ def unigram_of_xlmr(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     return made
 
 
+def unigram_of_albert(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    quotes = [normalizers.Replace(two, '"') for two in ("``", "''")]
+    folds = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    made.normalizer = normalizers.Sequence([*quotes, *folds])
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=[*ALBERT], unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(lines, trainer)
+    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return made
+
+
 def words(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     """WordPiece, but not as BERT splits text."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -100,7 +114,7 @@ def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.Temp
 
 
 KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words,
-         "mpnet": words_of_mpnet, "dnabert": letters_of_dnabert}  # fmt: skip
+         "mpnet": words_of_mpnet, "dnabert": letters_of_dnabert, "albert": unigram_of_albert}  # fmt: skip
 
 
 def write_described(
@@ -111,9 +125,12 @@ def write_described(
     made = KINDS[kind](lines) if size is None else KINDS[kind](lines, size)
     names = ROBERTA if kind in ("roberta", "xlmr", "mpnet") else BERT
     roles = ("cls", "pad", "sep", "unk", "mask")
+    names = ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]") if kind == "albert" else names
     about = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{r}_token": n for r, n in zip(roles, names)}
     if kind == "mpnet":
         about |= {"unk_token": "[UNK]", "tokenizer_class": "MPNetTokenizer"}
+    if kind == "albert":
+        about["tokenizer_class"] = "AlbertTokenizer"
     if kind == "modernbert":
         about["model_input_names"] = ["input_ids", "attention_mask"]
     described = json.loads(made.to_str())

@@ -36,6 +36,7 @@ FAMILIES = {  # family -> its size, its kind of tokenizer
     "camembert": ("camembert-base", "xlmr"),
     "distilbert": ("distilbert", ""),
     "electra": ("electra-small", ""),
+    "albert": ("albert-base", "albert"),
     "mpnet": ("mpnet-base", "mpnet"),
     "jina_bert": ("jina-bert-small", "dnabert"),
     "nomic_bert": ("nomic-bert", ""),
@@ -118,7 +119,7 @@ def start(tmp_path_factory):
         size, _ = FAMILIES[family]
         tokenizer = load_tokenizer(write_tokenizer(home, family))
         shape = {"hidden_size": 24, "num_heads": 2, "num_layers": 2, "intermediate_size": 32, "max_positions": 64}
-        shape |= {"embedding_size": 16} if family == "electra" else {}
+        shape |= {"embedding_size": 16} if family in ("electra", "albert") else {}
         shape |= {"window": 8, "global_every": 2} if family == "modernbert" else {}
         shape |= {"position_offset": tokenizer.pad_id + 1} if model_size(size).position_offset else {}
         config = dataclasses.replace(model_size(size), vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **shape)

@@ -156,6 +156,7 @@ _FIXED: dict[str, Any] = {
         "dense_bias",
         "unbiased",
         "feed_forward",
+        "layer_groups",
         "embedding_size",
     )
 }
@@ -187,8 +188,9 @@ class Family:
     activations: dict[str, str] = _EXACT  # theirs -> ours
     # options, and the values that can be computed
     refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    # ends of BERT's classes that it has not
+    # ends of BERT's classes that it has not, and those that it has and most families have not
     lacks: tuple[str, ...] = ()
+    has: tuple[str, ...] = ()
     can_lack_types = False
     # The layout that remote code had before transformers had the family: its settings, the prefix of its classes, and
     # patterns of its tensors' names; "|" parts the names of the parts of a tensor.
@@ -288,6 +290,7 @@ class Camembert(Roberta):
     prefix = "Camembert"
 
 
+_ALBERT = "albert.encoder.albert_layer_groups.{i}.albert_layers.0."
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
 _MPNET = "mpnet.encoder.layer.{i}.attention."
 _UNBIASED = {"gated": "wide", "plain": "none"}  # of jina's two forms of feed-forward blocks
@@ -353,8 +356,60 @@ class Electra(Family):
         width = settings.get("embedding_size", 128)
         return {"embedding_size": 0 if width == settings.get("hidden_size", 256) else width}
 
+    def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
+        # its tables have a dense layer only where they are narrower
+        is_narrow = config.embedding_width != config.hidden_size
+        return self.fixed | ({} if is_narrow else {"embedding_size": 0})
+
     def write(self, config: ModelConfig) -> JsonObject:
         return {"embedding_size": config.embedding_width}
+
+
+class Albert(Family):
+    """Lan et al. 2020: layers share their parameters, and tables are narrow; the order of sentences is predicted."""
+
+    prefix, usual, base = "Albert", "albert-xxlarge", "albert"
+    settings = SETTINGS | {
+        "embedding_size": "embedding_size",
+        "layer_groups": "num_hidden_groups",
+    }
+    fixed = {
+        name: value
+        for name, value in _FIXED.items()
+        if name not in ("layer_groups", "embedding_size")
+    }
+    modules = {
+        "encoder/embeddings/project": "albert.encoder.embedding_hidden_mapping_in",
+        "encoder/layers/attention/query": _ALBERT + "attention.query",
+        "encoder/layers/attention/key": _ALBERT + "attention.key",
+        "encoder/layers/attention/value": _ALBERT + "attention.value",
+        "encoder/layers/attention/output": _ALBERT + "attention.dense",
+        "encoder/layers/attention/norm": _ALBERT + "attention.LayerNorm",
+        "encoder/layers/mlp/intermediate": _ALBERT + "ffn",
+        "encoder/layers/mlp/output": _ALBERT + "ffn_output",
+        "encoder/layers/mlp/norm": _ALBERT + "full_layer_layer_norm",
+        "encoder/pooler": "albert.pooler",
+        "mlm/transform": "predictions.dense",
+        "mlm/norm": "predictions.LayerNorm",
+        "mlm/output_bias": "predictions.bias",
+        "next_sentence": "sop_classifier.classifier",
+    }
+    tied = ("predictions.decoder.weight", "predictions.decoder.bias")
+    token_ids = _ENDS
+    activations = _EXACT | _TANH | {"relu": "relu"}
+    usual_activation = "gelu_new"
+    refused = (*_ABSOLUTE, ("inner_group_num", (None, 1)))
+    has = ("ForPreTraining",)
+
+    def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
+        return self.fixed | {"embedding_size": config.embedding_width}
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        return {
+            "num_hidden_groups": config.num_stacked,
+            "inner_group_num": 1,
+            "classifier_dropout_prob": config.hidden_dropout_rate,
+        }
 
 
 class MPNet(Roberta):
@@ -635,6 +690,7 @@ class ModernBert(Family):
         "unbiased": "none",
         "norm": "before",
         "feed_forward": "gated",
+        "layer_groups": 0,
         "type_vocab_size": 0,
         "embedding_size": 0,
     }
@@ -739,6 +795,7 @@ FAMILIES: dict[str, Family] = {
     "camembert": Camembert(),
     "distilbert": DistilBert(),
     "electra": Electra(),
+    "albert": Albert(),
     "mpnet": MPNet(),
     "jina_bert": JinaBert(),
     "nomic_bert": NomicBert(),
@@ -785,7 +842,8 @@ def class_of(head: Head, family: str) -> str:
     end = head.architecture.removeprefix("Bert")
     if end in FAMILIES[family].lacks:
         return ""
-    return FAMILIES[family].prefix + end if end in _SHARED or (family == "bert" and end) else ""
+    known = (*_SHARED, *FAMILIES[family].has)
+    return FAMILIES[family].prefix + end if end in known or (family == "bert" and end) else ""
 
 
 def check_expressible(config: ModelConfig) -> None:

@@ -68,7 +68,6 @@ _PROBLEMS = ("regression", "single_label_classification", "multi_label_classific
 _NOT_COMPUTED = {
     "deberta": "disentangled attention (relative_attention, pos_att_type)",
     "deberta-v2": "disentangled attention (relative_attention, pos_att_type)",
-    "albert": "layers that share their parameters (num_hidden_groups)",
 }
 
 _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",

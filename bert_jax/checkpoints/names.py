@@ -121,9 +121,9 @@ def to_params(
     Raises: InputError, before any tensor is read, that lists the tensors that are missing, unknown or misshapen.
     """
     names = canonical_names(shapes, form, where, config.family, kind)
-    if config.num_layers > len(names):
+    if config.num_stacked > len(names):
         # maybe more than memory can hold
-        layers = f"the {config.num_layers} layers of the configuration beside it"
+        layers = f"the {config.num_stacked} layers of the configuration beside it"
         raise InputError(
             f"{where} has {len(names)} tensors, too few for {layers}; take both from one place"
         )
@@ -132,7 +132,7 @@ def to_params(
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
     rows = [row for row in table_of(config.family, config.feed_forward) if row.ours in expected]
-    wanted = {row.ours: row.names(form, config.num_layers * is_stacked(row.ours)) for row in rows}
+    wanted = {row.ours: row.names(form, config.num_stacked * is_stacked(row.ours)) for row in rows}
     present = _parts_of(wanted, names.keys())
 
     rows = [row for row in rows if part_of(row.ours) in present]
@@ -204,7 +204,7 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
                 f"{ours} is a parameter of an own head or a probe, which has no name there; it stays here"
             )
         row, array = rows[ours], np.asarray(flat[ours], np.float32)
-        names = row.names(form, config.num_layers * is_stacked(ours))
+        names = row.names(form, config.num_stacked * is_stacked(ours))
         for part, name in zip(array if is_stacked(ours) else [array], names, strict=True):
             part = part[: config.vocab_size] if row.kind == "vocab" else part
             pieces.setdefault(name, []).append(part.T if row.is_flipped(form) else part)

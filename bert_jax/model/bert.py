@@ -37,7 +37,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.batch import Batch, Encoded
 from bert_jax.devices.sharding import constrain_rows, whole
 from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
-from bert_jax.model.groups import run_layers
+from bert_jax.model.groups import by_layer, run_layers, sharing
 from bert_jax.model.inputs import check_batch
 from bert_jax.model.on_cpu import layer_name
 from bert_jax.model.parts import (
@@ -94,7 +94,7 @@ class Embeddings(nn.Module):
         embedded = layer_norm(config)(summed)
         embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
         embedded = embedded.astype(config.compute_dtype)
-        if width != config.hidden_size:  # ELECTRA's narrow tables
+        if config.embedding_size:  # ELECTRA's and ALBERT's narrow tables
             embedded = Dense(config, config.hidden_size, name="project")(embedded)
         return embedded, copies
 
@@ -276,13 +276,14 @@ class Encoder(nn.Module):
             stream, (kept, attentions) = run_layers(self, config, layer, module, stream)
         else:
             scan = nn.scan(
-                layer(is_global=True),
+                sharing(config, layer(is_global=True)),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                length=config.num_layers,
+                length=config.num_stacked,
                 unroll=config.layers_at_once(jax.default_backend()),
             )
             stream, (kept, attentions) = scan(Layer(config, name="layers"), stream, None)
+            kept, attentions = by_layer(config, (kept, attentions))
 
         hidden, pooled = stream.hidden, None
         if self.pool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that are not all alike, or not stacked: one after the other, and groups of them in a loop.
+"""Layers that are not all alike, not stacked, or share parameters: one after the other, and groups of them in a loop.
 
 A group is a global layer and the local ones after it. A loop over single layers would have to decide in every one, and
 a condition keeps for the backward pass what either kind of layer needs. The parameters stay stacked by layers. Layers
@@ -18,6 +18,27 @@ from bert_jax.model.on_cpu import layer_name
 from bert_jax.settings.model import ModelConfig
 
 Carry = TypeVar("Carry")
+
+
+def sharing(config: ModelConfig, layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function of one layer, or of all the layers of a group that share their parameters."""
+    length = config.num_layers // config.num_stacked
+    if length == 1:
+        return layer
+    return nn.scan(
+        layer,
+        variable_broadcast="params",
+        split_rngs={"params": False, "dropout": True},
+        length=length,
+        unroll=min(length, config.layers_at_once(jax.default_backend())),
+    )
+
+
+def by_layer(config: ModelConfig, kept: PyTree) -> Any:
+    """Returns what layers keep, stacked by layers, where it is stacked by groups that share parameters."""
+    if config.num_stacked == config.num_layers:
+        return kept
+    return jax.tree.map(lambda leaf: leaf.reshape(config.num_layers, *leaf.shape[2:]), kept)
 
 
 def run_layers(

@@ -55,7 +55,8 @@ def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
 
     stacks = jax.device_get(encoder["layers"])
     others = {name: part for name, part in encoder.items() if name != "layers"}
-    return others | {layer_name(index): of_layer(index) for index in range(config.num_layers)}
+    apart, each = [of_layer(index) for index in range(config.num_stacked)], config.num_layers
+    return others | {layer_name(i): apart[i * config.num_stacked // each] for i in range(each)}
 
 
 def layer_name(index: int) -> str:

@@ -18,7 +18,7 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
     """
     check_has_words(config)
     hidden, width, wide = config.hidden_size, config.embedding_width, config.intermediate_size
-    vocab_size, layers = config.padded_vocab_size, (config.num_layers,)
+    vocab_size, layers = config.padded_vocab_size, (config.num_stacked,)
 
     def leaf(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -40,7 +40,7 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
         embeddings["position"] = {"embedding": leaf(rows, width)}
     if config.type_vocab_size:
         embeddings["type"] = {"embedding": leaf(config.type_vocab_size, width)}
-    if width != hidden:
+    if config.embedding_size:
         embeddings["project"] = dense(width, hidden)
 
     products = ("query", "key", "value", "output")

@@ -74,7 +74,9 @@ class ModelConfig(Section):
     unbiased: str = choice("none", "layers", "wide", affects="model")
     # or "gated": the activation is multiplied by a second product
     feed_forward: str = choice("plain", "gated", affects="model")
-    # width of the tables, if not hidden_size; a dense layer follows
+    # groups of consecutive layers that share their parameters; 0 gives each layer its own
+    layer_groups: int = _count(0, least=0)
+    # width of the tables, and a dense layer from it to hidden_size; 0 is hidden_size, without that layer
     embedding_size: int = _count(0, least=0)
     # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, "relu" or "silu"
     activation: str = choice("gelu_tanh", "gelu_exact", "relu", "silu", affects="model")
@@ -157,6 +159,11 @@ class ModelConfig(Section):
         return self.embedding_size or self.hidden_size
 
     @property
+    def num_stacked(self) -> int:
+        """Layers that have parameters of their own: the length of stacks of parameters."""
+        return self.layer_groups or self.num_layers
+
+    @property
     def block(self) -> Block:
         """What stands before a classifier's logits."""
         return BLOCKS[self.family]
@@ -217,6 +224,15 @@ class ModelConfig(Section):
             self.hidden_size % self.num_heads,
             f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
             f"use {nearest_multiples(self.hidden_size, self.num_heads)}",
+        )
+        yield (
+            self.num_layers % self.num_stacked,
+            f"model.num_layers {self.num_layers} is not divisible by model.layer_groups {self.layer_groups}; "
+            f"use {nearest_multiples(self.num_layers, self.num_stacked)}",
+        )
+        yield (
+            self.layer_groups and self.window,
+            f"model.layer_groups {self.layer_groups} needs model.window=0, as layers that share are all alike",
         )
         yield (
             self.positions == "rotary" and self.head_size % 2,

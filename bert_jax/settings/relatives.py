@@ -20,7 +20,7 @@ _AS_ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_
 BLOCKS: dict[str, Block] = {
     "bert": Block(),
     **dict.fromkeys(_AS_ROBERTA, Block(dropout=True)),
-    "jina_bert": Block(),
+    **dict.fromkeys(("jina_bert", "albert"), Block()),
     "distilbert": Block("relu", of_encoder=False, span_dropout=True),
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
     **dict.fromkeys(("nomic_bert", "gte"), Block(of_encoder=False)),
@@ -62,6 +62,21 @@ def _electra(size: str, **changes: int) -> tuple[str, dict[str, Any]]:
     return size, {"family": "electra", "activation": "gelu_exact", **changes}
 
 
+def _albert(size: str, layers: int, hidden: int, heads: int) -> tuple[str, dict[str, Any]]:
+    return size, {
+        "family": "albert",
+        "vocab_size": 30_000,
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "layer_groups": 1,
+        "embedding_size": 128,
+        "hidden_dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+    }
+
+
 def _rotary(size: str, family: str, theta: float, **changes: Any) -> tuple[str, dict[str, Any]]:
     shape = {"positions": "rotary", "rotary_theta": theta, "type_vocab_size": 1}
     return size, {"family": family, "activation": "gelu_exact", **shape, **changes}
@@ -92,8 +107,9 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 
 
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
-# Clark et al. 2020, discriminators; Song et al. 2020; Günther et al. 2023, "Jina Embeddings 2"; Nussbaum et al. 2024;
-# Zhang et al. 2024; Sturua et al. 2024; Warner et al. 2024. The small ones of ModernBERT are ours.
+# Clark et al. 2020, discriminators; Lan et al. 2020, the second release; Song et al. 2020; Günther et al. 2023,
+# "Jina Embeddings 2"; Nussbaum et al. 2024; Zhang et al. 2024; Sturua et al. 2024; Warner et al. 2024. The small
+# ones of ModernBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
     "roberta-large": _roberta("large"),
@@ -110,6 +126,10 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra-small": _electra("L12_H256", embedding_size=128),
     "electra-base": _electra("base"),
     "electra-large": _electra("large"),
+    "albert-base": _albert("base", 12, 768, 12),
+    "albert-large": _albert("large", 24, 1024, 16),
+    "albert-xlarge": _albert("large", 24, 2048, 16),
+    "albert-xxlarge": _albert("large", 12, 4096, 64),
     "nomic-bert": _rotary(
         *("base", "nomic_bert", 1_000.0),
         max_positions=2048,

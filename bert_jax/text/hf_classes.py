@@ -16,9 +16,10 @@ from bert_jax.text.wordpiece import BERTS, GENERAL, INPUTS, LONGEST_WORD, is_low
 ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 LONGEST = 100  # characters of a word, in the class of BERT
 _BERT, _MPNET, _CAMEMBERT = "BertTokenizer", "MPNetTokenizer", "CamembertTokenizer"
+_ALBERT = "AlbertTokenizer"
 # The class of a model whose files name none. ModernBERT's follows the file, whatever class they name.
 _OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "RobertaTokenizer",
-              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT, "mpnet": _MPNET,
+              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT, "mpnet": _MPNET, "albert": _ALBERT,
               "nomic_bert": _BERT, **dict.fromkeys(("gte", "jina_embeddings_v3"), "XLMRobertaTokenizer")}  # fmt: skip
 # Classes that compute without a tokenizer.json, some with programs for Japanese or Vietnamese.
 _ELSEWHERE = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "CanineTokenizer",
@@ -27,13 +28,13 @@ _MODELS = dict.fromkeys((*BERTS, _MPNET), "WordPiece") | {
     **dict.fromkeys(
         ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), "BPE"
     ),
-    **dict.fromkeys(("XLMRobertaTokenizer", _CAMEMBERT), "Unigram"),
+    **dict.fromkeys(("XLMRobertaTokenizer", _CAMEMBERT, _ALBERT), "Unigram"),
 }  # the classes that are computed as they are, and the model of each
 # Classes of transformers that build parts anew, as is not done here. Those that it does not know follow the file.
 _OTHERS = tuple(
     f"{name}Tokenizer"
     for name in (
-        "Albert", "Barthez", "BigBird", "Blenderbot", "CLIP", "CodeGen", "Cohere", "Deberta", "DebertaV2", "Funnel",
+        "Barthez", "BigBird", "Blenderbot", "CLIP", "CodeGen", "Cohere", "Deberta", "DebertaV2", "Funnel",
         "Gemma", "GPT2", "GPTNeoX", "Herbert", "LayoutLMv2", "LayoutLMv3", "LayoutXLM", "Llama", "MBart", "MBart50",
         "Nllb", "OpenAIGPT", "Pegasus", "Qwen2", "Reformer", "RemBert", "SeamlessM4T", "Splinter", "T5", "Udop",
         "Whisper", "XGLM", "XLNet",
@@ -121,6 +122,9 @@ def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
         }
     if kind == _MPNET:
         usual["unk"] = "[UNK]"
+    if kind == _ALBERT:
+        bert = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
+        usual = bert | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
     names = {
         f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()
     }
@@ -231,10 +235,14 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
                 token_of(settings, "cls"), token_of(settings, "sep"), ids, 2, 0
             ),
         }
-    unknown = ids.get(token_of(settings, "unk"), 0) if kind == _CAMEMBERT else 3
+    unknown = {_CAMEMBERT: ids.get(token_of(settings, "unk"), 0), _ALBERT: 1}.get(kind, 3)
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
     blanks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True}
-    charsmaps = [part for part in _normalizers(backend) if part.get("type") == "Precompiled"]
+    charsmaps = [part for part in _normalizers(backend) if part.get("type") == "Precompiled"][:1]
+    if kind == _ALBERT:
+        charsmaps = [{"type": "Sequence", "normalizers": [*_alberts(settings), *charsmaps]}]
+    roles = ("cls", "sep") if kind == _ALBERT else ("bos", "eos")
+    cls, sep = (token_of(settings, role) for role in roles)
     return {
         "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": False},
         "normalizer": charsmaps[0] if charsmaps else None,
@@ -243,10 +251,18 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
             "pretokenizers": [{"type": "WhitespaceSplit"}, blanks],
         },
         "decoder": blanks,
-        "post_processor": make_rows(
-            token_of(settings, "bos"), token_of(settings, "eos"), ids, 2, 0
-        ),
+        "post_processor": make_rows(cls, sep, ids, *((1, 1) if kind == _ALBERT else (2, 0))),
     }
+
+
+def _alberts(settings: JsonObject) -> Iterator[JsonObject]:
+    """Yields the normalizers that ALBERT's class puts before the table of the model file."""
+    for quotes in ("``", "''"):
+        yield {"type": "Replace", "pattern": {"String": quotes}, "content": '"'}
+    if not settings.get("keep_accents"):
+        yield from ({"type": "NFKD"}, {"type": "StripAccents"})
+    if settings.get("do_lower_case", True):
+        yield {"type": "Lowercase"}
 
 
 def _ids_of(vocab: Any) -> dict[str, int]:

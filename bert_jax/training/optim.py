@@ -169,7 +169,7 @@ def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
     """Returns a scaling of updates by layer_decay ** (distance from the top).
 
     Heads and pooler are at the top, the last layer is 1 below, the embeddings are one below the first layer, and so is
-    a bias that all layers share.
+    a bias that all layers share. Layers that share their parameters count as one.
     Source: Clark et al. 2020 (ELECTRA), appendix, layer-wise learning rate decay.
     """
 

@@ -6,6 +6,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ from bert_jax.settings.relatives import BLOCKS
 from bert_jax.text.tokenizer import Tokenizer
 
 SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camembert": "camembert-base",
-         "distilbert": "distilbert", "electra": "electra-small", "mpnet": "mpnet-base",
+         "distilbert": "distilbert", "electra": "electra-small", "albert": "albert-base", "mpnet": "mpnet-base",
          "jina_bert": "jina-bert-base",
          "nomic_bert": "nomic-bert", "gte": "gte", "jina_embeddings_v3": "jina-embeddings-v3",
          "modernbert": "modernbert-mini"}  # fmt: skip
@@ -48,7 +49,7 @@ def small(family: str, **changes) -> ModelConfig:
     shape |= {"max_positions": 30}
     if model_size(SIZES[family]).position_offset:
         shape["position_offset"] = PADS.get(family, 0) + 1
-    shape |= {"embedding_size": 16} if family == "electra" else {}
+    shape |= {"embedding_size": 16} if family in ("electra", "albert") else {}
     return dataclasses.replace(model_size(SIZES[family]), **shape | changes)
 
 
@@ -255,7 +256,8 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
     ("family", "changes", "message"),
     [
         ("bert", {"model_type": "deberta-v2"}, "disentangled attention"),
-        ("bert", {"model_type": "albert"}, "share their parameters"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2"),
+        ("albert", {"num_hidden_groups": 2}, "num_layers 3 is not divisible by model.layer_groups 2"),
         ("bert", {"model_type": "gpt2"}, 'model_type is "gpt2"'),
         ("roberta", {"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"'),
         ("roberta", {"hidden_act": "gelu_new"}, r'hidden_act is "gelu_new", which this Roberta cannot compute'),
@@ -347,3 +349,11 @@ def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language
     pooler, mlm = whole.params["encoder"]["pooler"], start.params["mlm"]
     np.testing.assert_array_equal(pooler["kernel"], mlm["transform"]["kernel"])
     np.testing.assert_array_equal(pooler["norm"]["scale"], mlm["norm"]["scale"])
+
+
+def test_sizes_of_albert_have_its_numbers_of_parameters():
+    """Source: Lan et al. 2020, table 1."""
+    for size, millions in (("base", 12), ("large", 18), ("xlarge", 60), ("xxlarge", 235)):
+        params = abstract_params(model_size(f"albert-{size}"))["encoder"]
+        found = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) / 1e6
+        assert abs(found - millions) < 0.06 * millions

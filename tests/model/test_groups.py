@@ -12,10 +12,12 @@ from builders import random_batch
 from hf_models import random_params
 
 from bert_jax.batch import pad_rows
+from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
 from bert_jax.model.bert import Encoder
-from bert_jax.model.objective import init_params
+from bert_jax.model.objective import encode, init_params
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MeshConfig
 
 SMALL = dataclasses.replace(
     model_size("modernbert-mini"),
@@ -106,3 +108,34 @@ def test_no_layer_decides_what_it_sees(attention):
     text = str(jax.make_jaxpr(jax.grad(lambda params: jnp.sum(encoded(config, params).hidden)))(shapes))
     assert text.count("scan[") >= 2
     assert text.count("cond[") == text.count("branches_platforms=((")  # what a platform decides, none remains of it
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_shared_layers_are_layers_with_the_same_parameters(groups):
+    """Hidden states, of each layer too, and gradients, whose sum is that of what is shared; also over eight devices."""
+    apart = dataclasses.replace(model_size("tiny"), vocab_size=203, num_layers=4, unroll=1)
+    shared = dataclasses.replace(apart, layer_groups=groups)
+    params = random_params(shared, parts=())
+    stack = params["encoder"]["layers"]
+    repeated = jax.tree.map(lambda leaf: np.repeat(leaf, 4 // groups, axis=0), stack)
+    batch = random_batch(num_rows=8, row_length=40, num_sequences=2)
+
+    def loss(config, params, batch):
+        found = encode(config, params, batch, layers=True)
+        return jnp.sum(jnp.cos(found.hidden)), found.layers
+
+    def run(config, params, **options):
+        return jax.jit(jax.value_and_grad(functools.partial(loss, config), has_aux=True), **options)
+
+    (_, layers), gradient = run(apart, params)({"encoder": params["encoder"] | {"layers": repeated}}, batch)
+    summed = jax.tree.map(lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]).sum(1), gradient["encoder"]["layers"])
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    (_, alone), of_one = run(shared, params)(params, batch)
+    with jax.set_mesh(mesh):
+        shardings = tree_shardings(mesh, params)
+        divided = run(shared, params, out_shardings=(None, shardings))
+        found = divided(jax.device_put(params, shardings), jax.device_put(batch, row_sharding(mesh)))
+    for (_, states), grads in (((0, alone), of_one), found):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), states, layers)
+        for ours, theirs in zip(jax.tree.leaves(grads["encoder"]["layers"]), jax.tree.leaves(summed), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1, np.abs(theirs).max()))

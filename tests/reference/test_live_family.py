@@ -45,6 +45,8 @@ CASES = {  # a name -> family, what is not the same in its configuration
                                        "pad_token_id": 0, "seq_classif_dropout": 0.1}),
     "electra": ("electra", TYPED | {"embedding_size": 16, "type_vocab_size": 2}),
     "electra-wide": ("electra", TYPED | {"embedding_size": 24}),
+    "albert": ("albert", TYPED | {"embedding_size": 16, "type_vocab_size": 2, "bos_token_id": 2, "eos_token_id": 3}),
+    "albert-groups": ("albert", TYPED | {"embedding_size": 24, "num_hidden_layers": 4, "num_hidden_groups": 2}),
     "mpnet": ("mpnet", MPNET),
     "mpnet-far": ("mpnet", MPNET | {"max_position_embeddings": 302, "num_hidden_layers": 2}),
     "nomic": ("nomic_bert", TYPED | {"type_vocab_size": 2}),
@@ -116,7 +118,7 @@ def logits_of(found, head, real):
 def theirs_of(output, head, real):
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], -1)[real].numpy()
-    logits = output.logits.numpy()
+    logits = output["logits"].numpy()
     if head == "multiple_choice":
         return logits.reshape(-1, 1)
     if head == "replaced_tokens":
@@ -144,7 +146,12 @@ def assert_same(loaded, theirs, head, seed):
         if "pooler_output" in expected:
             np.testing.assert_allclose(found.pooled[:, 0], expected.pooler_output.numpy(), atol=ATOL)
         return
-    logits = logits_of(jax.jit(lambda params: forward(config, params, batch, HEADS[head]))(loaded.params), head, real)
+    found = jax.jit(lambda params: forward(config, params, batch, HEADS[head]))(loaded.params)
+    if head == "pretraining":
+        order = found.next_sentence_logits[:, 0]
+        np.testing.assert_allclose(order, expected.sop_logits.numpy(), atol=ATOL, rtol=1e-5)
+        found, expected = found.mlm_logits, {"logits": expected.prediction_logits}
+    logits = logits_of(found, head, real)
     np.testing.assert_allclose(logits[..., :VOCAB_SIZE], theirs_of(expected, head, real), atol=ATOL, rtol=1e-5)
 
 

@@ -48,7 +48,7 @@ def same(ours, other):
     assert ours.vocab_size == len(other)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "albert"])
 def test_ids_rows_and_the_way_back(tmp_path, kind):
     directory = write_described(tmp_path / "there", kind, **({"model_input_names": TYPES} if kind == "words" else {}))
     ours, notes = load_hf_tokenizer(directory)
@@ -66,6 +66,7 @@ CLASSES = {
     "xlmr": ["XLMRobertaTokenizer", "CamembertTokenizerFast", "PreTrainedTokenizerFast"],
     "modernbert": ["PreTrainedTokenizerFast", "RobertaTokenizer"],
     "mpnet": ["MPNetTokenizer", "MPNetTokenizerFast"],
+    "albert": ["AlbertTokenizer", "AlbertTokenizerFast"],
     "words": ["BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "PreTrainedTokenizerFast"],
 }
 
