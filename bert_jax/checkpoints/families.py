@@ -356,11 +356,6 @@ class Electra(Family):
         width = settings.get("embedding_size", 128)
         return {"embedding_size": 0 if width == settings.get("hidden_size", 256) else width}
 
-    def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
-        # its tables have a dense layer only where they are narrower
-        is_narrow = config.embedding_width != config.hidden_size
-        return self.fixed | ({} if is_narrow else {"embedding_size": 0})
-
     def write(self, config: ModelConfig) -> JsonObject:
         return {"embedding_size": config.embedding_width}
 

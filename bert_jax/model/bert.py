@@ -94,7 +94,7 @@ class Embeddings(nn.Module):
         embedded = layer_norm(config)(summed)
         embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
         embedded = embedded.astype(config.compute_dtype)
-        if config.embedding_size:  # ELECTRA's and ALBERT's narrow tables
+        if config.widens_embeddings:  # ELECTRA's and ALBERT's narrow tables
             embedded = Dense(config, config.hidden_size, name="project")(embedded)
         return embedded, copies
 

@@ -21,8 +21,9 @@ def forward_flops(
     feed_forward = (
         (3 if model.feed_forward == "gated" else 2) * 2 * hidden * model.intermediate_size
     )
-    per_token = model.num_layers * (8 * hidden**2 + feed_forward) + 2 * width * hidden * bool(
-        model.embedding_size
+    per_token = (
+        model.num_layers * (8 * hidden**2 + feed_forward)
+        + 2 * width * hidden * model.widens_embeddings
     )
     of_local = min(sum_squared_lengths, num_tokens * (2 * model.window + 1))
     scores = (model.num_layers - model.num_local) * sum_squared_lengths + model.num_local * of_local

@@ -55,8 +55,11 @@ def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
 
     stacks = jax.device_get(encoder["layers"])
     others = {name: part for name, part in encoder.items() if name != "layers"}
-    apart, each = [of_layer(index) for index in range(config.num_stacked)], config.num_layers
-    return others | {layer_name(i): apart[i * config.num_stacked // each] for i in range(each)}
+    separate = [of_layer(index) for index in range(config.num_stacked)]
+    length = config.num_layers // config.num_stacked  # of a group that shares its parameters
+    return others | {
+        layer_name(index): separate[index // length] for index in range(config.num_layers)
+    }
 
 
 def layer_name(index: int) -> str:

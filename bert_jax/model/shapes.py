@@ -40,7 +40,7 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
         embeddings["position"] = {"embedding": leaf(rows, width)}
     if config.type_vocab_size:
         embeddings["type"] = {"embedding": leaf(config.type_vocab_size, width)}
-    if config.embedding_size:
+    if config.widens_embeddings:
         embeddings["project"] = dense(width, hidden)
 
     products = ("query", "key", "value", "output")

@@ -76,7 +76,7 @@ class ModelConfig(Section):
     feed_forward: str = choice("plain", "gated", affects="model")
     # groups of consecutive layers that share their parameters; 0 gives each layer its own
     layer_groups: int = _count(0, least=0)
-    # width of the tables, and a dense layer from it to hidden_size; 0 is hidden_size, without that layer
+    # width of the tables, if not hidden_size; a dense layer follows
     embedding_size: int = _count(0, least=0)
     # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, "relu" or "silu"
     activation: str = choice("gelu_tanh", "gelu_exact", "relu", "silu", affects="model")
@@ -157,6 +157,12 @@ class ModelConfig(Section):
     def embedding_width(self) -> int:
         """Columns of the embedding tables."""
         return self.embedding_size or self.hidden_size
+
+    @property
+    def widens_embeddings(self) -> bool:
+        """Whether a dense layer follows the tables: where they are narrower, and always in ALBERT."""
+        is_wide = self.embedding_width == self.hidden_size
+        return bool(self.embedding_size) and (not is_wide or self.layer_groups > 0)
 
     @property
     def num_stacked(self) -> int:

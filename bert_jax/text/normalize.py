@@ -12,6 +12,7 @@ that are not accents and that NFD may reorder. Both are rare and are handled sep
 
 The interpreter's own Unicode tables are not used: they change with Python releases, and the same text must always
 give the same tokens. `unicode_14.json` has the tables of Python 3.11; characters added later are unassigned.
+`unicode_library.json` has what the library `tokenizers` knows otherwise, for models that its file alone describes.
 
 Source: google-research/bert tokenization.py, BasicTokenizer. `strip_accents` apart from lower-casing is ours.
 """
