@@ -276,6 +276,7 @@ RELATIVES = {
     },
     "mpnet": {"family": "mpnet", "score_bias": "buckets", "type_vocab_size": 0},
     "jina_bert": {"family": "jina_bert", "score_bias": "alibi", "positions": "none"},
+    "deberta-v2": {"family": "deberta-v2", "score_bias": "vectors", "positions": "none", "distance_buckets": 8},
 }
 
 
@@ -283,7 +284,7 @@ RELATIVES = {
     "family",
     [
         "modernbert",
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "mpnet", "jina_bert")),  # see test_acts
+        *(pytest.param(family, marks=pytest.mark.slow) for family in (*RELATIVES, "bert")[1:]),  # see test_acts
     ],
 )
 def test_in_float64_derivatives_are_those_of_differences(batch, family):

@@ -88,6 +88,18 @@ _MODULES: tuple[tuple[str, ...], ...] = (
 _MORE: tuple[tuple[str, ...], ...] = (
     ("dense", "encoder/embeddings/project", "bert.embeddings_project"),
     ("table", "encoder/score_bias", "bert.encoder.relative_attention_bias"),
+    ("table", "encoder/distances", "bert.encoder.rel_embeddings"),
+    ("norm", "encoder/distances/norm", "bert.encoder.LayerNorm"),
+    (
+        "dense",
+        "encoder/layers/attention/distance_key",
+        "bert.encoder.layer.{i}.attention.self.pos_key_proj",
+    ),
+    (
+        "dense",
+        "encoder/layers/attention/distance_query",
+        "bert.encoder.layer.{i}.attention.self.pos_query_proj",
+    ),
     ("dense", "encoder/layers/mlp/gate", "bert.encoder.layer.{i}.gate.dense"),
     ("norm", "encoder/pooler/norm", "bert.pooler.norm"),
     ("dense", "discriminator/transform", "discriminator_predictions.dense"),
@@ -205,6 +217,9 @@ class Family:
         "lora_": "a part of an adapter (LoRA) inside the model; load one into which it is merged"
     }
 
+    # beginnings of names of tensors that no class of theirs reads, and what they are
+    unread: dict[str, str] = _NOTHING
+
     def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
         """Returns the options that no setting of theirs changes, for a model of the family."""
         return self.fixed
@@ -291,6 +306,11 @@ class Camembert(Roberta):
 
 
 _ALBERT = "albert.encoder.albert_layer_groups.{i}.albert_layers.0."
+_DEBERTA = "deberta.encoder.layer.{i}.attention.self."
+_TERMS = {
+    "c2p": "queries",
+    "p2c": "keys",
+}  # DeBERTa's names of what is multiplied with vectors of distances
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
 _MPNET = "mpnet.encoder.layer.{i}.attention."
 _UNBIASED = {"gated": "wide", "plain": "none"}  # of jina's two forms of feed-forward blocks
@@ -405,6 +425,107 @@ class Albert(Family):
             "inner_group_num": 1,
             "classifier_dropout_prob": config.hidden_dropout_rate,
         }
+
+
+class DebertaV2(Family):
+    """He et al. 2021, "DeBERTa", the second version, and 2023, "DeBERTaV3": distances have vectors, which make scores.
+
+    Which of its two masked language models a file has is told by its names, and not by `legacy`, whose default is the
+    one that no published model has.
+    """
+
+    prefix, usual, base = "DebertaV2", "deberta-v3-base", "deberta"
+    fixed = {
+        name: value for name, value in _FIXED.items() if name not in ("positions", "score_bias")
+    } | {"score_bias": "vectors"}
+    modules = {
+        "encoder/layers/attention/query": _DEBERTA + "query_proj",
+        "encoder/layers/attention/key": _DEBERTA + "key_proj",
+        "encoder/layers/attention/value": _DEBERTA + "value_proj",
+        "encoder/pooler": "pooler_of_sequences.dense",
+        "mlm/transform": "lm_predictions.lm_head.dense",
+        "mlm/norm": "lm_predictions.lm_head.LayerNorm",
+        "mlm/output_bias": "lm_predictions.lm_head.bias",
+    }
+    renamed = {
+        kind: {"pooler.dense": "pooler_of_sequences.dense"}
+        for kind in ("ForSequenceClassification", "ForMultipleChoice")
+    }
+    activations = _EXACT | _TANH | {"relu": "relu", "silu": "silu"}
+    can_lack_types = True
+    refused = (
+        ("relative_attention", (True,)),
+        ("pooler_hidden_act", (None, "gelu")),
+        ("conv_kernel_size", (None, 0)),
+    )
+    unread = {
+        "mask_predictions.": "the head that told replaced tokens (mask_predictions), as in the published DeBERTaV3"
+    }
+    # what its class takes if config.json does not say it
+    _USUAL = {
+        "hidden_size": 1536,
+        "num_layers": 24,
+        "num_heads": 24,
+        "intermediate_size": 6144,
+        "vocab_size": 128_100,
+    }
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        """Raises: InputError if widths differ, or if no term of scores is named that can be computed."""
+        usual = {ours: settings.get(SETTINGS[ours], value) for ours, value in self._USUAL.items()}
+        width = usual["hidden_size"]
+        for name, only in (
+            ("embedding_size", width),
+            ("pooler_hidden_size", width),
+            ("attention_head_size", width // usual["num_heads"]),
+        ):
+            if settings.get(name) not in (None, only):
+                raise InputError(f"{name} is {shown(settings[name])}; it can be {only}")
+        named = settings.get("pos_att_type") or ()
+        terms = (
+            {part.strip() for part in named.lower().split("|")}
+            if isinstance(named, str)
+            else {*named}
+        )
+        if terms not in ({"c2p"}, {"p2c"}, {"c2p", "p2c"}):
+            raise InputError(f"pos_att_type is {shown(named)}; it can be c2p, p2c or both")
+        most = settings.get("max_relative_positions", -1)
+        return usual | {
+            "positions": "learned" if settings.get("position_biased_input", True) else "none",
+            "distance_terms": "both" if len(terms) == 2 else _TERMS[terms.pop()],
+            "distance_buckets": max(0, settings.get("position_buckets", -1)),
+            "farthest_distance": most if most > 0 else settings.get("max_position_embeddings", 512),
+            "distance_norm": "layer_norm"
+            in settings.get("norm_rel_ebd", "none").lower().split("|"),
+            "distance_shared": settings.get("share_att_key", False),
+        }
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        theirs = {ours: name for name, ours in _TERMS.items()}
+        return {
+            "relative_attention": True,
+            "pos_att_type": [theirs[config.distance_terms]]
+            if config.distance_terms in theirs
+            else ["p2c", "c2p"],
+            "position_buckets": config.distance_buckets or -1,
+            "max_relative_positions": config.farthest_distance,
+            "norm_rel_ebd": "layer_norm" if config.distance_norm else "none",
+            "share_att_key": config.distance_shared,
+            "position_biased_input": config.positions == "learned",
+            "pooler_hidden_size": config.hidden_size,
+            "pooler_hidden_act": "gelu",
+            "legacy": False,
+        }
+
+    def names_in(self, kind: str, names: Sequence[str] = ()) -> dict[str, str]:
+        begins = {name.partition(".")[0] for name in names}
+        if "cls" in begins and "lm_predictions" not in begins:  # with both it is refused
+            return {
+                "cls.predictions.transform.dense": "lm_predictions.lm_head.dense",
+                "cls.predictions.transform.LayerNorm": "lm_predictions.lm_head.LayerNorm",
+                "cls.predictions": "lm_predictions.lm_head",
+            }
+        return super().names_in(kind, names)
 
 
 class MPNet(Roberta):
@@ -791,6 +912,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": DistilBert(),
     "electra": Electra(),
     "albert": Albert(),
+    "deberta-v2": DebertaV2(),
     "mpnet": MPNet(),
     "jina_bert": JinaBert(),
     "nomic_bert": NomicBert(),

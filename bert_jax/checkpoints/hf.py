@@ -67,7 +67,6 @@ _PROBLEMS = ("regression", "single_label_classification", "multi_label_classific
 # Relatives that are refused, and the option that they would need.
 _NOT_COMPUTED = {
     "deberta": "disentangled attention (relative_attention, pos_att_type)",
-    "deberta-v2": "disentangled attention (relative_attention, pos_att_type)",
 }
 
 _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
@@ -105,6 +104,11 @@ def load_hf(folder: Folder) -> Imported:
     kind = class_of(declared, config.family) if declared else ""
     with open_weights(folder, config.family, kind) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name, kind)
+        notes += [
+            f"{name} has {what}; it is not read"
+            for begin, what in FAMILIES[config.family].unread.items()
+            if any(tensor.startswith(begin) for tensor in shapes)
+        ]
     notes += find_not_finite(params, name)
     with files.reading(str(folder.path)):
         pipeline = read_sparse(home, config, tokenizer)
@@ -321,7 +325,7 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     ):
         if settings.get(option) not in allowed:
             most = ", ".join(str(value) for value in allowed if value) or "left out"
-            given = f"{option} is {shown(settings[option])}"
+            given = f"{option} is {shown(settings.get(option))}"
             raise InputError(
                 f"{where}: {given}, which this {name_of(name)} cannot compute; it can be {most}"
             )

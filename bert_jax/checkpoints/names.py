@@ -53,6 +53,7 @@ IGNORED: dict[str, tuple[str, ...]] = {
     "hf": (
         r"\w+\.embeddings\.(position_ids|token_type_ids)",
         *(re.escape(name) for of in FAMILIES.values() for name in of.tied if name),
+        *(re.escape(name) + ".*" for of in FAMILIES.values() for name in of.unread),
     ),
     # The moments of Google's, NVIDIA's and TensorFlow's own optimizers; their steps; the scale of the loss in float16.
     "tf1": (

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.product import product, widened
-from bert_jax.model.score_bias import add_bias
+from bert_jax.model.score_bias import DistanceTable, add_bias
 from bert_jax.model.sequences import positions_in_sequence
 from bert_jax.settings.model import ModelConfig
 
@@ -33,8 +33,9 @@ class Sight(NamedTuple):
     # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
     local: jax.Array | None
     positions: jax.Array  # [B, L] in the sequence
-    # [D, N, buckets]: biases of scores, a copy for each of D groups of rows; or [1, N, 1]: slopes (`score_bias`)
-    biases: jax.Array | None = None
+    # [D, N, buckets]: biases of scores, a copy for each of D groups of rows; or [1, N, 1]: slopes; or vectors, of which
+    # each layer makes its own (`score_bias`)
+    biases: jax.Array | DistanceTable | None = None
 
     def mask(self, is_global: bool) -> jax.Array:
         """Returns the mask [B, L, L] of a layer that sees whole sequences if `is_global`."""

@@ -37,6 +37,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.batch import Batch, Encoded
 from bert_jax.devices.sharding import constrain_rows, whole
 from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
+from bert_jax.model.distances import biases_of_model, vectors_of_layer
 from bert_jax.model.groups import by_layer, run_layers, sharing
 from bert_jax.model.inputs import check_batch
 from bert_jax.model.on_cpu import layer_name
@@ -50,7 +51,7 @@ from bert_jax.model.parts import (
     padded_normal,
     truncated_normal,
 )
-from bert_jax.model.score_bias import BUCKETS, bias_of, slopes_of
+from bert_jax.model.score_bias import DistanceTable, bias_of_scores
 from bert_jax.model.sequences import vectors_of_sequences
 from bert_jax.model.tables import copy_to_rows, look_up, look_up_words
 from bert_jax.settings.model import ModelConfig
@@ -136,9 +137,13 @@ class Attention(nn.Module):
         """
         config, probabilities = self.config, None
         dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.layer_bias)
-        query, key, value = (dense(name=name)(stream.hidden) for name in ("query", "key", "value"))
+        projections = {name: dense(name=name) for name in ("query", "key", "value")}
+        query, key, value = (project(stream.hidden) for project in projections.values())
         if config.positions == "rotary":
             query, key = turn_heads(config, query, key, sight.positions, is_global)
+        biases: Any = sight.biases
+        if isinstance(biases, DistanceTable):
+            query, biases = vectors_of_layer(config, biases, projections, query, deterministic)
 
         if sight.attends.ndim == 2:
             from bert_jax.model.fused_attention import attend_by_ids  # importing Pallas is slow
@@ -146,7 +151,7 @@ class Attention(nn.Module):
             draws = config.attention_dropout_rate > 0 and not deterministic
             dropout_key = self.make_rng("dropout") if draws else None
             context = attend_by_ids(
-                config, query, key, value, sight.attends, is_global, dropout_key, sight.biases
+                config, query, key, value, sight.attends, is_global, dropout_key, biases
             )
         else:
             heads = (*value.shape[:2], config.num_heads, config.head_size)
@@ -155,8 +160,8 @@ class Attention(nn.Module):
             drop = functools.partial(dropout, deterministic=deterministic)
             attends, precision = sight.mask(is_global), config.matmul_precision
             bias = None
-            if sight.biases is not None:
-                bias = bias_of(sight.biases, query.shape[1], key.shape[1])
+            if biases is not None:
+                bias = bias_of_scores(biases, query, key, precision=precision)
             context, probabilities = attend(query, key, value, attends, drop, precision, bias)
             context = checkpoint_name(context.reshape(stream.hidden.shape), SAVED)
 
@@ -248,14 +253,7 @@ class Encoder(nn.Module):
         embed = Embeddings(config, name="embeddings")
         embedded, word_table = embed(batch, sight.positions, deterministic)
         embedded = constrain_rows(embedded)
-        if config.score_bias == "buckets":  # a table for all layers
-            initial = truncated_normal(config.initializer_stddev)
-            table = nn.Embed(BUCKETS, config.num_heads, embedding_init=initial, name="score_bias")
-            of_rows = (batch.token_ids.shape[0], config.gradient_dtype)
-            sight = sight._replace(biases=copy_to_rows(table.embedding.T, *of_rows))
-        elif config.score_bias == "alibi":
-            slopes = jnp.asarray(slopes_of(config.num_heads), config.wide_dtype)
-            sight = sight._replace(biases=slopes[None, :, None])
+        sight = sight._replace(biases=biases_of_model(config, *batch.token_ids.shape))
 
         def layer(is_global: bool) -> Callable[..., tuple[Stream, tuple]]:
             def run(module: Layer, stream: Stream, _: None = None) -> tuple[Stream, tuple]:

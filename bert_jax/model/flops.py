@@ -27,7 +27,8 @@ def forward_flops(
     )
     of_local = min(sum_squared_lengths, num_tokens * (2 * model.window + 1))
     scores = (model.num_layers - model.num_local) * sum_squared_lengths + model.num_local * of_local
-    attention = 4 * hidden * scores  # and the sums they weigh
+    # and the sums they weigh; vectors of distances have products of their own with queries and keys
+    attention = (4 + 2 * len(model.distance_products)) * hidden * scores
     masked_language_model = num_predictions * 2 * (hidden * width + width * model.vocab_size)
     pooler = num_sequences * 2 * hidden**2
     return per_token * num_tokens + attention + masked_language_model + pooler

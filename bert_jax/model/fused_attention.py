@@ -28,7 +28,7 @@ from bert_jax.model.attention_kernels import AttentionShape, keeps
 from bert_jax.model.derivatives import with_rule
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.long_rows import in_blocks, in_windows, pays_in_windows
-from bert_jax.model.score_bias import bias_of
+from bert_jax.model.score_bias import Biases, bias_of_scores
 from bert_jax.settings.model import ModelConfig
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
@@ -73,12 +73,12 @@ def attend_by_ids(
     ids: jax.Array,
     is_global: bool,
     dropout_key: jax.Array | None,
-    biases: jax.Array | None = None,
+    biases: Biases | None = None,
 ) -> jax.Array:
     """Returns the context [B, L, H] of a layer without storing the scores of a row: by a kernel, in blocks or windows.
 
     query, key and value are [B, L, H], and ids [B, L] the sequence ids. `is_global` says whether the layer sees whole
-    sequences and not windows. Without `dropout_key` there is no dropout. `biases` are those of `Sight`.
+    sequences and not windows. Without `dropout_key` there is no dropout. `biases` are those of scores.
     """
     return fused_attention(
         query,
@@ -110,7 +110,7 @@ def fused_attention(
     interpret: str = "",
     window: int = 0,
     use_kernels: bool = True,
-    biases: jax.Array | None = None,
+    biases: Biases | None = None,
 ) -> jax.Array:
     """Returns the context of all heads, [B, L, H] in the dtype of `value`; query, key and value have that shape.
 
@@ -121,7 +121,7 @@ def fused_attention(
     interpret: the name of one of `kernels` runs it anywhere, slowly, for tests.
     window: the tokens to each side that a query sees; 0 is all. Kernels take it without dropout.
     use_kernels: False computes without a kernel too, as biases need it.
-    biases: of scores, as in `Sight`.
+    biases: of scores.
     """
     rows, _, hidden = query.shape
     shape = AttentionShape(
@@ -238,7 +238,7 @@ def _by_platform(
     return jax.lax.platform_dependent(*arrays, default=functions["default"], **fitting)
 
 
-def _plain(shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None = None) -> jax.Array:
+def _plain(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None = None) -> jax.Array:
     """Computes the result of the kernels with `attend`, where rows are long in blocks."""
     query, key, value, sequence_ids, keys = arrays
     size = query.shape[1]
@@ -255,6 +255,6 @@ def _plain(shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None =
     query, key, value = (array.reshape(heads) for array in (query, key, value))
     attends = attention_mask(sequence_ids, shape.causal, shape.window)
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
-    bias = None if biases is None else bias_of(biases, size, size)
+    bias = None if biases is None else bias_of_scores(biases, query, key, precision=shape.precision)
     context, _ = attend(query, key, value, attends, dropped, shape.precision, bias)
     return context.reshape(arrays[2].shape)

@@ -11,18 +11,16 @@ import jax.numpy as jnp
 
 from bert_jax.model.attention import attend
 from bert_jax.model.attention_kernels import AttentionShape, keeps_at
-from bert_jax.model.score_bias import bias_of
+from bert_jax.model.score_bias import Biases, bias_of_scores
 
 SCORES = 2**20  # of a head in a block
 _SMALLEST = 64  # queries of a block in windows
 
 
-def in_blocks(
-    shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None = None
-) -> jax.Array:
+def in_blocks(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None = None) -> jax.Array:
     """Returns the context [B, L, H] of query, key, value [B, L, H], sequence ids [B, L], keys of dropout [B, N, 2].
 
-    `biases` of scores are those of `Sight`.
+    `biases` are those of scores.
     """
     query, key, value, ids, keys = arrays
     rows, size, hidden = query.shape
@@ -47,7 +45,9 @@ def in_blocks(
 
         queries = queries.reshape(rows, block, shape.num_heads, shape.head_size)
         dropped = drop if shape.drops else (lambda probabilities: probabilities)
-        bias = None if biases is None else bias_of(biases, block, size, -start)
+        bias = None
+        if biases is not None:
+            bias = bias_of_scores(biases, queries, of_keys, -start, shape.precision)
         context, _ = attend(queries, of_keys, of_values, sees, dropped, shape.precision, bias)
         return context.reshape(rows, block, hidden)
 
@@ -57,7 +57,7 @@ def in_blocks(
 
 
 def in_windows(
-    shape: AttentionShape, *arrays: jax.Array, biases: jax.Array | None = None
+    shape: AttentionShape, *arrays: jax.Array, biases: Biases | None = None
 ) -> jax.Array:
     """Like `in_blocks`, with keys that are at most `shape.window` tokens away."""
     query, key, value, ids, keys = arrays
@@ -93,7 +93,9 @@ def in_windows(
     )
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
     sees = sees.reshape(rows * count, *sees.shape[2:])
-    bias = None if biases is None else bias_of(biases, block, 3 * block, -block)
+    bias = None
+    if biases is not None:
+        bias = bias_of_scores(biases, of_queries, of_keys, -block, shape.precision)
     context, _ = attend(of_queries, of_keys, of_values, sees, dropped, shape.precision, bias)
     return context.reshape(rows, count * block, hidden)[:, :size]
 

@@ -133,6 +133,9 @@ class Dropout(nn.Module):
     """
 
     rate: float
+    of_rows: bool = (
+        True  # whether the first axis is the rows of a batch, which then have keys of their own
+    )
 
     @nn.compact
     def __call__(self, inputs: jax.Array, deterministic: bool) -> jax.Array:
@@ -140,14 +143,12 @@ class Dropout(nn.Module):
         kept = round((1 - self.rate) * 2**16)  # of 2^16
         if deterministic or kept == 2**16:
             return inputs
-        # Halved along the tokens: that axis is never sharded, and columns are lanes of the vector unit. The rows of the
-        # batch, the first axis, each have a key of their own.
+        # Halved along the tokens: that axis is never sharded, and columns are lanes of the vector unit.
         axis = inputs.ndim - 2 if inputs.ndim > 2 else 1
         size = inputs.shape[axis]
-        bits = bits_of_rows(
-            self.make_rng("dropout"),
-            (*inputs.shape[:axis], -(-size // 2), *inputs.shape[axis + 1 :]),
-        )
+        draw = bits_of_rows if self.of_rows else jax.random.bits
+        halved = (*inputs.shape[:axis], -(-size // 2), *inputs.shape[axis + 1 :])
+        bits = draw(self.make_rng("dropout"), halved)
         # Compared before they are put together, so that at most a byte for each number is written to memory.
         keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=axis)
         keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)

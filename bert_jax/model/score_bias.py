@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bias of the scores of attention, the same in all layers: learned for each bucket of distances, or a slope.
+"""A bias of the scores of attention by distance: learned for each bucket, a slope, or products with vectors.
 
-It depends on the distance alone, so it is right inside a packed row, in blocks of long rows and in windows.
-Source: Raffel et al. 2020, "T5", section 2.1; Song et al. 2020, "MPNet"; for slopes
-Press et al. 2022, "ALiBi", section 3, here for keys on both sides.
+It depends on the distance alone, or on it and the query or the key, so it is right inside a packed row, in blocks of
+long rows and in windows. Source: Raffel et al. 2020, "T5", section 2.1; Song et al. 2020, "MPNet"; for slopes
+Press et al. 2022, "ALiBi", section 3, here for keys on both sides; for vectors He et al. 2021, "DeBERTa", section 3.
 """
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.model.product import product
+from bert_jax.model.tables import look_up
+
 BUCKETS = 32
 _FARTHEST = 128  # tokens; keys that are farther away share the last bucket
+_BLOCK = 128  # rows whose scores are multiplied at once with vectors of distances
 
 
 def bucket_of(distance: np.ndarray) -> np.ndarray:
@@ -61,6 +69,104 @@ def bias_of(table: jax.Array, queries: int, keys: int, ahead: jax.Array | int = 
     flat = [repeated.reshape(*heads, queries * width), padded[:, :, :queries]]
     rows = jnp.concatenate(flat, axis=-1).reshape(*heads, queries, width + 1)
     return rows[..., ::-1, :keys]
+
+
+class DistanceTable(NamedTuple):
+    """The vectors of distances that all layers read."""
+
+    rows: jax.Array  # as in `DistanceVectors`
+    vectors: jax.Array  # [T, H]
+
+
+class DistanceVectors(NamedTuple):
+    """Of a layer, what its queries and its keys are multiplied with, besides each other; None is no such term."""
+
+    rows: jax.Array  # [2 M + 1]: the row of each distance, query - key, from -M to M; those beyond have the outer ones
+    of_queries: jax.Array | None  # [T, N, D]
+    of_keys: jax.Array | None  # [T, N, D]
+
+
+# Slopes [1, N, 1], or numbers by bucket [D, N, buckets], of all layers; or vectors of one
+Biases: TypeAlias = jax.Array | DistanceVectors
+
+
+def rows_of_distances(buckets: int, farthest: int) -> np.ndarray:
+    """Returns `DistanceVectors.rows` of a whole table, whose middle row is that of distance 0, for M = `farthest`.
+
+    With `buckets` that many distances around 0 have rows of their own, and longer ones share rows of logarithmic width;
+    with 0 buckets each has its own. Source: the paper's code, by which numbers are rounded up.
+    """
+    distances = np.arange(-farthest, farthest + 1)
+    size, half = buckets or farthest, buckets // 2
+    if buckets:
+        away = np.float32(np.maximum(np.abs(distances), half)) / np.float32(half)
+        growth = np.log(away) / np.log(np.float32((farthest - 1) / half))
+        wide = half + np.ceil(growth * np.float32(half - 1)).astype(int)
+        distances = np.where(np.abs(distances) <= half, distances, np.sign(distances) * wide)
+    return np.clip(distances + size, 0, 2 * size - 1)
+
+
+def bias_of_scores(
+    biases: Biases,
+    query: jax.Array,
+    key: jax.Array,
+    ahead: jax.Array | int = 0,
+    precision: str = "default",
+) -> jax.Array:
+    """Returns the biases of queries [B, Q, N, D] and keys [B, K, N, D] as `add_bias` takes them.
+
+    The first key is `ahead` of the first query; `precision` is as in `product`.
+    """
+    queries, keys = query.shape[1], key.shape[1]
+    if not isinstance(biases, DistanceVectors):
+        return bias_of(biases, queries, keys, ahead)
+    bias = jnp.zeros((), jnp.float32)
+    if biases.of_queries is not None:
+        of = functools.partial(_vectors_of, biases.rows, biases.of_queries, precision)
+        bias = bias + _products(query, keys, lambda steps: of(-steps - ahead), precision)
+    if biases.of_keys is not None:
+        of = functools.partial(_vectors_of, biases.rows, biases.of_keys, precision)
+        products = _products(key, queries, lambda steps: of(steps - ahead), precision)
+        bias = bias + jnp.swapaxes(products, 2, 3)
+    return bias
+
+
+def _vectors_of(
+    rows: jax.Array, vectors: jax.Array, precision: str, distances: jax.Array
+) -> jax.Array:
+    """Returns [W, N, D], the vectors of distances [W]."""
+    farthest, size = len(rows) // 2, vectors.shape[0]
+    of_distances = rows[jnp.clip(distances, -farthest, farthest) + farthest]
+    table = vectors.reshape(size, -1)
+    found = look_up(str(table.dtype), precision, table, of_distances)
+    return found.reshape(-1, *vectors.shape[1:])
+
+
+def _products(
+    array: jax.Array, count: int, vectors_of: Callable[[jax.Array], jax.Array], precision: str
+) -> jax.Array:
+    """Returns [B, N, R, count], the products of queries or keys [B, R, N, D] with the vector of each step.
+
+    `vectors_of` returns those of steps [W] from a row to a column. A block of rows is multiplied with the vectors that
+    any of it needs, from its last row's to its first row's, and then each row is cut out of what is too much.
+    """
+    batch, size, heads, width = array.shape
+    num_blocks = (
+        -(-size // _BLOCK) if isinstance(size, int) else 1
+    )  # no number in an exported program
+    block = -(-size // num_blocks)
+    whole = num_blocks * block
+    vectors = vectors_of(jnp.arange(1 - whole, count + 1))
+    first = [whole - (number + 1) * block for number in range(num_blocks)]
+    of_blocks = jnp.stack([vectors[each : each + block + count] for each in first])
+    rows = jnp.pad(array, [(0, 0), (0, whole - size), (0, 0), (0, 0)])
+    rows = rows.reshape(batch, num_blocks, block, heads, width)
+    products = product("BXRND,XWND->BNXRW", rows, of_blocks, precision=precision)
+    # A row's steps begin one further on than those of the row after it.
+    columns = block + count
+    flat = products.reshape(batch, heads, num_blocks, block * columns)
+    cut = flat[..., block - 1 : block * columns - 1].reshape(*flat.shape[:3], block, columns - 1)
+    return cut[..., :count].reshape(batch, heads, whole, count)[:, :, :size]
 
 
 def add_bias(scores: jax.Array, bias: jax.Array) -> jax.Array:

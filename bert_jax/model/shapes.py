@@ -45,6 +45,10 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
 
     products = ("query", "key", "value", "output")
     attention = {name: dense(hidden, hidden, layers, config.layer_bias) for name in products}
+    own = () if config.distance_shared else config.distance_products
+    attention |= {
+        f"distance_{name}": dense(hidden, hidden, layers, config.layer_bias) for name in own
+    }
     feed_forward = {
         "intermediate": dense(hidden, wide, layers, config.wide_bias),
         "output": dense(wide, hidden, layers, config.layer_bias),
@@ -76,6 +80,11 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
     }
     if config.score_bias == "buckets":
         params["encoder"]["score_bias"] = {"embedding": leaf(BUCKETS, config.num_heads)}
+    if config.score_bias == "vectors":
+        size = 2 * (config.distance_buckets or config.farthest_distance)
+        distances = {"embedding": leaf(size, hidden)}
+        distances |= {"norm": norm(hidden)} if config.distance_norm else {}
+        params["encoder"]["distances"] = distances
     if config.family == "electra":
         params["discriminator"] = {"transform": dense(hidden, hidden), "output": dense(hidden, 1)}
     return params

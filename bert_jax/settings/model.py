@@ -54,9 +54,20 @@ class ModelConfig(Section):
     # first row of the learned table that is used; 2 for RoBERTa
     position_offset: int = _count(0, least=0)
     # "buckets": to scores is added a learned number for each head and distance, in 32 buckets, the same in all layers;
-    # "alibi": each token of distance takes a fixed number from them, another for each head; kernels lack both, so
-    # attention=fused is computed without
-    score_bias: str = choice("none", "buckets", "alibi", affects="model")
+    # "alibi": each token of distance takes a fixed number from them, another for each head; "vectors": distances have
+    # vectors, with which queries and keys are multiplied too; kernels lack all three, so attention=fused is computed
+    # without
+    score_bias: str = choice("none", "buckets", "alibi", "vectors", affects="model")
+    # with "vectors", what is multiplied with them: "queries", "keys" or both
+    distance_terms: str = choice("both", "queries", "keys", affects="model")
+    # vectors of distances to each side: half of them are of single distances, and half of ranges that grow up to
+    # farthest_distance; 0 gives each distance up to that one its own
+    distance_buckets: int = _count(256, least=0)
+    # tokens; those that are farther away share the last vector
+    farthest_distance: int = _count(512)
+    distance_norm: bool = setting(True, "model")  # layer norm of the vectors
+    # whether vectors pass through the dense layers of queries and keys, and not through others
+    distance_shared: bool = setting(True, "model")
     # base of the wavelengths of rotary positions
     rotary_theta: float = setting(10_000.0, "model", least=1, most=1e12)
     # the same in local layers
@@ -190,6 +201,13 @@ class ModelConfig(Section):
         return self.attention == "fused" and self.score_bias == "none"
 
     @property
+    def distance_products(self) -> tuple[str, ...]:
+        """What vectors of distances become: keys, with which queries are multiplied, queries, or both."""
+        if self.score_bias != "vectors":
+            return ()
+        return {"queries": ("key",), "keys": ("query",)}.get(self.distance_terms, ("key", "query"))
+
+    @property
     def num_local(self) -> int:
         """Layers that see a window alone."""
         return (
@@ -239,6 +257,16 @@ class ModelConfig(Section):
         yield (
             self.layer_groups and self.window,
             f"model.layer_groups {self.layer_groups} needs model.window=0, as layers that share are all alike",
+        )
+        yield (
+            self.score_bias == "vectors" and self.distance_buckets % 2,
+            f"model.distance_buckets {self.distance_buckets} is odd, and half of them are of short distances",
+        )
+        yield (
+            self.score_bias == "vectors"
+            and self.farthest_distance - 1 <= self.distance_buckets // 2,
+            f"model.farthest_distance {self.farthest_distance} leaves no distances to share the other half of "
+            f"model.distance_buckets {self.distance_buckets}; use {self.distance_buckets // 2 + 2} or more",
         )
         yield (
             self.positions == "rotary" and self.head_size % 2,

@@ -23,6 +23,7 @@ BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("jina_bert", "albert"), Block()),
     "distilbert": Block("relu", of_encoder=False, span_dropout=True),
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
+    "deberta-v2": Block("gelu_exact", of_encoder=False),
     **dict.fromkeys(("nomic_bert", "gte"), Block(of_encoder=False)),
     "modernbert": Block(
         "gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True
@@ -77,6 +78,18 @@ def _albert(size: str, layers: int, hidden: int, heads: int) -> tuple[str, dict[
     }
 
 
+def _deberta(size: str, **changes: int) -> tuple[str, dict[str, Any]]:
+    return size, {
+        "family": "deberta-v2",
+        "type_vocab_size": 0,
+        "positions": "none",
+        "score_bias": "vectors",
+        "activation": "gelu_exact",
+        "layer_norm_epsilon": 1e-7,
+        **changes,
+    }
+
+
 def _rotary(size: str, family: str, theta: float, **changes: Any) -> tuple[str, dict[str, Any]]:
     shape = {"positions": "rotary", "rotary_theta": theta, "type_vocab_size": 1}
     return size, {"family": family, "activation": "gelu_exact", **shape, **changes}
@@ -107,9 +120,9 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 
 
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
-# Clark et al. 2020, discriminators; Lan et al. 2020, the second release; Song et al. 2020; Günther et al. 2023,
-# "Jina Embeddings 2"; Nussbaum et al. 2024; Zhang et al. 2024; Sturua et al. 2024; Warner et al. 2024. The small
-# ones of ModernBERT are ours.
+# Clark et al. 2020, discriminators; Lan et al. 2020, the second release; He et al. 2023; Song et al. 2020;
+# Günther et al. 2023, "Jina Embeddings 2"; Nussbaum et al. 2024; Zhang et al. 2024; Sturua et al. 2024; Warner et al.
+# 2024. The small ones of ModernBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
     "roberta-large": _roberta("large"),
@@ -130,6 +143,10 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "albert-large": _albert("large", 24, 1024, 16),
     "albert-xlarge": _albert("large", 24, 2048, 16),
     "albert-xxlarge": _albert("large", 12, 4096, 64),
+    "deberta-v3-xsmall": _deberta("base", hidden_size=384, num_heads=6, intermediate_size=1536),
+    "deberta-v3-small": _deberta("L6_H768"),
+    "deberta-v3-base": _deberta("base"),
+    "deberta-v3-large": _deberta("large"),
     "nomic-bert": _rotary(
         *("base", "nomic_bert", 1_000.0),
         max_positions=2048,

@@ -18,7 +18,7 @@ from bert_jax.settings.pretraining import OptimizerConfig
 DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r"(.*/)?norm/(scale|bias)", False),
     (r".*/(bias|output_bias|score_bias/embedding)", False),
-    (r"encoder/embeddings/(word|position|type)/embedding", True),
+    (r"encoder/(embeddings/(word|position|type)|distances)/embedding", True),
     (r".*/kernel", True),
     (r"(?!encoder/).*", False),  # the weights of a probe's layers, and all others of a custom head
 )
@@ -169,7 +169,7 @@ def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
     """Returns a scaling of updates by layer_decay ** (distance from the top).
 
     Heads and pooler are at the top, the last layer is 1 below, the embeddings are one below the first layer, and so is
-    a bias that all layers share. Layers that share their parameters count as one.
+    what all layers know of distances. Layers that share their parameters count as one.
     Source: Clark et al. 2020 (ELECTRA), appendix, layer-wise learning rate decay.
     """
 
@@ -178,7 +178,9 @@ def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
 
         def scale(path: KeyPath, update: jax.Array) -> jax.Array:
             name = path_name(path)
-            if name.startswith(("encoder/embeddings/", "encoder/score_bias/")):
+            if name.startswith(
+                ("encoder/embeddings/", "encoder/score_bias/", "encoder/distances/")
+            ):
                 return update * layer_decay ** (num_layers + 1)
             if not is_stacked(name):
                 return update

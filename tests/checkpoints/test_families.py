@@ -36,7 +36,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camembert": "camembert-base",
          "distilbert": "distilbert", "electra": "electra-small", "albert": "albert-base", "mpnet": "mpnet-base",
-         "jina_bert": "jina-bert-base",
+         "deberta-v2": "deberta-v3-base", "jina_bert": "jina-bert-base",
          "nomic_bert": "nomic-bert", "gte": "gte", "jina_embeddings_v3": "jina-embeddings-v3",
          "modernbert": "modernbert-mini"}  # fmt: skip
 
@@ -255,7 +255,7 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bert", {"model_type": "deberta-v2"}, "disentangled attention"),
+        ("bert", {"model_type": "deberta"}, "disentangled attention"),
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2"),
         ("albert", {"num_hidden_groups": 2}, "num_layers 3 is not divisible by model.layer_groups 2"),
         ("bert", {"model_type": "gpt2"}, 'model_type is "gpt2"'),
@@ -266,6 +266,13 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("roberta", {"is_decoder": True}, "is_decoder is true"),
         ("distilbert", {"activation": "silu"}, 'activation is "silu"'),
         ("electra", {"summary_type": "mean"}, 'summary_type is "mean"'),
+        ("deberta-v2", {"relative_attention": False}, "relative_attention is false"),
+        ("deberta-v2", {"pos_att_type": "p2p|c2p"}, "it can be c2p, p2c or both"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is 3"),
+        ("deberta-v2", {"embedding_size": 16}, "embedding_size is 16; it can be 24"),
+        ("deberta-v2", {"pooler_hidden_act": "tanh"}, "it can be gelu"),
+        ("deberta-v2", {"position_buckets": 7}, "model.distance_buckets 7 is odd"),
+        ("deberta-v2", {"max_relative_positions": 60, "position_buckets": 200}, "use 102 or more"),
         ("mpnet", {"pad_token_id": 0}, "pad_token_id is 0, which this MPNet cannot compute; it can be 1"),
         ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
         ("modernbert", {"local_attention": "x"}, "another kind of file"),

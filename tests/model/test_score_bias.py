@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bias of scores by distance: an encoder in NumPy, packed rows, blocks, windows, devices, derivatives, its costs.
 
-`tests/checkpoints/test_older_layouts.py` has encoders with ALiBi in NumPy, their packed rows and devices.
+`tests/checkpoints/test_older_layouts.py` has encoders with ALiBi in NumPy, their packed rows and devices, and
+`tests/reference/test_live_family.py` those with vectors of distances, beside transformers.
 """
 
 import dataclasses
@@ -18,14 +19,23 @@ from older_layouts import slopes
 
 from bert_jax.batch import pad_rows
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
-from bert_jax.model import long_rows
+from bert_jax.model import long_rows, score_bias
 from bert_jax.model.attention import attend, attention_mask
 from bert_jax.model.attention_kernels import AttentionShape
 from bert_jax.model.flops import forward_flops
 from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.keys import rows_numbered
 from bert_jax.model.long_rows import in_blocks, in_windows
 from bert_jax.model.objective import encode, forward, init_params
-from bert_jax.model.score_bias import bias_of, bucket_of, slopes_of
+from bert_jax.model.parts import Dropout
+from bert_jax.model.score_bias import (
+    DistanceVectors,
+    bias_of,
+    bias_of_scores,
+    bucket_of,
+    rows_of_distances,
+    slopes_of,
+)
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.memory import activation_bytes
@@ -38,6 +48,13 @@ MPNET = dataclasses.replace(
 JINA = dataclasses.replace(
     model_size("jina-bert-small"), vocab_size=203, hidden_size=24, num_heads=6, num_layers=2,
     intermediate_size=20, max_positions=1100, hidden_dropout_rate=0.0, unroll=1,
+)  # fmt: skip
+
+
+DEBERTA = dataclasses.replace(
+    model_size("deberta-v3-base"), vocab_size=203, hidden_size=24, num_heads=3, num_layers=2, intermediate_size=20,
+    max_positions=1100, distance_buckets=16, farthest_distance=90, hidden_dropout_rate=0.0, attention_dropout_rate=0.0,
+    unroll=1,
 )  # fmt: skip
 
 
@@ -92,6 +109,50 @@ def test_alibi_takes_a_slope_for_each_token_of_distance(queries, keys, ahead):
     np.testing.assert_allclose(found, -by_head * abs(distances(queries, keys, ahead))[None, None], rtol=1e-6)
 
 
+def expected_row(distance, buckets, farthest):
+    """One distance at a time, query - key. Source: the code of the paper of DeBERTa."""
+    half, away = buckets // 2, abs(distance)
+    if buckets and away > half:
+        ratio = math.log(away / half) / math.log((farthest - 1) / half)
+        distance = math.copysign(half + math.ceil(ratio * (half - 1) - 1e-6), distance)
+    size = buckets or farthest
+    return min(max(int(distance) + size, 0), 2 * size - 1)
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), [(256, 512), (8, 30), (32, 128), (0, 10), (4, 7)])
+def test_rows_of_distances_are_exact_and_then_logarithmic(buckets, farthest):
+    found = rows_of_distances(buckets, farthest).tolist()
+    assert found == [expected_row(each, buckets, farthest) for each in range(-farthest, farthest + 1)]
+    size = buckets or farthest
+    assert (found[0], found[farthest], found[-1]) == (0, size, 2 * size - 1)
+
+
+def vectors_for(rng, size, heads=3, width=4):
+    return jnp.asarray(rng.normal(size=(size, heads, width)), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "ahead", "block"),
+    [(5, 5, 0, 128), (1, 1, 0, 128), (1, 9, -3, 4), (7, 300, -3, 64), (100, 300, -100, 37)],
+)
+@pytest.mark.parametrize("sides", [(True, False), (False, True), (True, True)])
+def test_queries_and_keys_are_multiplied_with_the_vector_of_their_distance(
+    monkeypatch, queries, keys, ahead, block, sides
+):
+    monkeypatch.setattr(score_bias, "_BLOCK", block)
+    rng = np.random.default_rng(queries)
+    query, key = (jnp.asarray(rng.normal(size=(2, size, 3, 4)), jnp.float32) for size in (queries, keys))
+    vectors = [vectors_for(rng, 16) if has else None for has in sides]
+    biases = DistanceVectors(jnp.asarray(rows_of_distances(8, 30)), *vectors)
+    found = jax.jit(bias_of_scores, static_argnums=3)(biases, query, key, ahead)
+    rows = np.vectorize(lambda distance: expected_row(distance, 8, 30))(-distances(queries, keys, ahead))
+    expected = np.zeros((2, 3, queries, keys))
+    for array, of, letters in zip((query, key), vectors, ("BQND", "BKND"), strict=True):
+        if of is not None:
+            expected += np.einsum(f"{letters},QKND->BNQK", array, np.asarray(of)[rows])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def encoder_in_numpy(config, encoder, ids):
     """Returns the hidden states [L, H] of one row, in float64. Source: the modeling file of transformers 5.23."""
     encoder = jax.tree.map(np.float64, encoder)
@@ -144,12 +205,14 @@ def test_mpnet_computes_what_numpy_computes(params):
     assert np.abs(hidden_of(MPNET)(flat, pad_rows(ids, 150)) - found).max() > 0.1
 
 
-def test_a_sequence_in_a_packed_row_has_the_biases_that_it_has_alone(params):
+@pytest.mark.parametrize("model", [MPNET, DEBERTA])
+def test_a_sequence_in_a_packed_row_has_the_biases_that_it_has_alone(model):
+    params = params_of(model)
     packed = random_batch(num_rows=2, row_length=150, num_sequences=3)
-    together = hidden_of(MPNET)(params, packed)
+    together = hidden_of(model)(params, packed)
     for number in (1, 2, 3):
         inside = packed.sequence_ids[0] == number
-        alone = hidden_of(MPNET)(params, pad_rows([packed.token_ids[0, inside]] * 2, 150))
+        alone = hidden_of(model)(params, pad_rows([packed.token_ids[0, inside]] * 2, 150))
         np.testing.assert_allclose(alone[0, : inside.sum()], together[0, inside], atol=2e-5)
 
 
@@ -157,25 +220,32 @@ def by_whole_scores(shape, query, key, value, ids, keys, biases):
     heads = [array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value)]
     size = query.shape[1]
     away = distances(size, size)
-    bias = biases[:, :, bucket_of(away)] if biases.shape[-1] > 1 else -biases[..., None] * abs(away)
+    if isinstance(biases, DistanceVectors):
+        of_queries, of_keys = (each[rows_of_distances(8, 30)[np.clip(-away, -30, 30) + 30]] for each in biases[1:])
+        bias = jnp.einsum("BQND,QKND->BNQK", heads[0], of_queries) + jnp.einsum("BKND,QKND->BNQK", heads[1], of_keys)
+    else:
+        bias = biases[:, :, bucket_of(away)] if biases.shape[-1] > 1 else -biases[..., None] * abs(away)
     seen = attention_mask(ids, False, shape.window)
     return attend(*heads, seen, lambda probabilities: probabilities, "default", bias)[0].reshape(query.shape)
 
 
-@pytest.mark.parametrize("is_learned", [True, False])
+@pytest.mark.parametrize("kind", ["learned", "slopes", "vectors"])
 @pytest.mark.parametrize("window", [0, 70])
-def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window, is_learned):
+def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window, kind):
     """Both passes, and the gradient of the table, whose two copies are of two rows each; or slopes, which have none."""
     monkeypatch.setattr(long_rows, "SCORES", 20_000)
     rng, shape = np.random.default_rng(0), AttentionShape(2, 8, False, 2**16, window=window)
     floats = [jnp.asarray(rng.normal(size=(4, 331, 16)), jnp.float32) for _ in range(3)]
+    rows, is_learned = jnp.asarray(rows_of_distances(8, 30)), kind != "slopes"
     table = rng.normal(size=(2, 2, 32)) if is_learned else np.array(slopes(2))[None, :, None]
-    floats.append(jnp.asarray(table, jnp.float32))
+    made = (vectors_for(rng, 16, 2, 8), vectors_for(rng, 16, 2, 8))
+    floats.append(made if kind == "vectors" else jnp.asarray(table, jnp.float32))
     ids = np.ones((4, 331), np.int32)
     ids[0, 200:], ids[1, 320:] = 2, 0
     real = (ids > 0)[..., None]
 
     def loss(compute, query, key, value, biases):
+        biases = DistanceVectors(rows, *biases) if kind == "vectors" else biases
         context = compute(shape, query, key, value, jnp.asarray(ids), jnp.zeros((4, 2, 2), jnp.int32), biases=biases)
         return jnp.sum(jnp.where(real, context, 0) * jnp.cos(jnp.arange(context.size).reshape(context.shape)))
 
@@ -185,7 +255,7 @@ def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window, is_l
     )
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * max(1, np.abs(theirs).max()))
-    assert np.abs(expected[1][-1]).max() > 0.1
+    assert np.abs(jax.tree.leaves(expected[1])[-1]).max() > 0.1
 
 
 @pytest.mark.parametrize("changes", [
@@ -193,22 +263,50 @@ def test_blocks_and_windows_compute_what_whole_rows_do(monkeypatch, window, is_l
     pytest.param({"remat": "full"}, marks=pytest.mark.slow),
     pytest.param({"unroll": 0, "remat": "dots"}, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_how_it_is_computed_changes_nothing(params, changes):
+@pytest.mark.parametrize("model", [MPNET, DEBERTA])
+def test_how_it_is_computed_changes_nothing(model, changes):
+    params = params_of(model)
     batch = random_batch(num_rows=2, row_length=150, num_sequences=3)
-    changed = dataclasses.replace(MPNET, **changes)
+    changed = dataclasses.replace(model, **changes)
     assert not changed.has_kernels and dataclasses.replace(changed, score_bias="none").has_kernels == (
         "attention" in changes
     )
     with jax.numpy_rank_promotion("raise"):  # as users switch it on
         found = jax.jit(lambda params: encode(changed, params, batch).hidden)(params)
     real = batch.sequence_ids > 0
-    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(MPNET)(params, batch)[real], atol=2e-5)
+    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(model)(params, batch)[real], atol=2e-5)
+
+
+def test_dropout_of_distances_is_the_same_in_all_rows_and_parts_of_a_batch():
+    """So two microbatches are one batch; and it draws, for other keys other vectors."""
+    config = dataclasses.replace(DEBERTA, hidden_dropout_rate=0.3)
+    params = params_of(config)
+    batch = random_batch(num_rows=4, row_length=40)
+
+    @jax.jit
+    def hidden(batch, first, seed):
+        with rows_numbered(first):
+            return encode(config, params, batch, jax.random.key(seed)).hidden
+
+    whole = hidden(batch, 0, 1)
+    for first in (0, 2):
+        half = jax.tree.map(lambda leaf: leaf[first : first + 2], batch)  # noqa: B023
+        np.testing.assert_allclose(hidden(half, first, 1), whole[first : first + 2], atol=1e-5)
+    drop = functools.partial(Dropout(0.3, of_rows=False).apply, {}, jnp.ones((50, 24)), False)
+    drawn = [drop(rngs={"dropout": jax.random.key(seed)}) for seed in (0, 1)]
+    assert 0.2 < (drawn[0] == 0).mean() < 0.4 and (drawn[0] != drawn[1]).any()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "changes"),
-    [(MPNET, {"max_positions": 1100}), (MPNET, {"window": 70, "global_every": 2}), (JINA, {"attention": "fused"})],
+    [
+        (MPNET, {"max_positions": 1100}),
+        (MPNET, {"window": 70, "global_every": 2}),
+        (JINA, {"attention": "fused"}),
+        (DEBERTA, {}),
+        (DEBERTA, {"window": 70, "global_every": 2}),
+    ],
 )
 def test_long_rows_and_windows_of_a_model(model, changes):
     """Rows of more than 1,024 tokens are computed in blocks, and whole where probabilities are kept."""
@@ -222,7 +320,7 @@ def test_long_rows_and_windows_of_a_model(model, changes):
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(whole)[real], atol=2e-5)
 
 
-@pytest.mark.parametrize("model", [MPNET, pytest.param(JINA, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [MPNET, DEBERTA, pytest.param(JINA, marks=pytest.mark.slow)])
 def test_eight_devices_compute_the_gradients_that_one_computes(model):
     params = params_of(model)
     batch = random_batch(num_rows=8, row_length=40)._replace(mlm_positions=np.zeros((8, 5), np.int32) + np.arange(5))
@@ -239,7 +337,8 @@ def test_eight_devices_compute_the_gradients_that_one_computes(model):
         found = compiled(divided, jax.device_put(batch, row_sharding(mesh)))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1, np.abs(theirs).max()))
-    learned = expected[1]["encoder"]["score_bias" if model is MPNET else "embeddings"]
+    names = {MPNET: "score_bias", DEBERTA: "distances"}
+    learned = expected[1]["encoder"][names.get(model, "embeddings")]
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(learned)) > 0.1
 
 
@@ -251,6 +350,15 @@ def test_the_table_is_a_bias_at_the_depth_of_embeddings(params):
     assert of_table["embedding"][0, 0] == of_words["word"]["embedding"][0, 0] == 0.125
 
 
+def test_vectors_of_distances_decay_as_tables_do():
+    made = params_of(dataclasses.replace(DEBERTA, distance_shared=False))
+    decayed = decay_mask(made)["encoder"]
+    assert decayed["distances"] == {"embedding": True, "norm": {"scale": False, "bias": False}}
+    assert decayed["layers"]["attention"]["distance_key"] == {"kernel": True, "bias": False}
+    scaled, _ = scale_by_depth(0.5).update(jax.tree.map(np.ones_like, made), None)
+    assert scaled["encoder"]["distances"]["embedding"][0, 0] == 0.125
+
+
 def test_alibi_has_no_parameters_and_no_kernel():
     plain = dataclasses.replace(JINA, score_bias="none", attention="fused")
     shapes = [jax.eval_shape(functools.partial(init_params, each), jax.random.key(0)) for each in (plain, JINA)]
@@ -259,10 +367,14 @@ def test_alibi_has_no_parameters_and_no_kernel():
 
 
 def test_what_it_costs():
-    """No product of matrices; its scores are kept where those of a kernel would not be."""
+    """No product of matrices, but of vectors; its scores are kept where those of a kernel would not be."""
     model = tiny_model(attention="fused")
     biased = dataclasses.replace(model, score_bias="buckets")
     work = (40, 800, 6, 2)
     assert forward_flops(biased, *work) == forward_flops(model, *work)
+    with_vectors = dataclasses.replace(model, score_bias="vectors")
+    assert forward_flops(with_vectors, *work) - forward_flops(model, *work) == 2 * 2 * 800 * model.hidden_size * (
+        model.num_layers
+    )
     plain = activation_bytes(dataclasses.replace(biased, attention="plain"), 512)
     assert activation_bytes(model, 512) < activation_bytes(biased, 512) == plain

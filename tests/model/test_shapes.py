@@ -49,6 +49,8 @@ ODD = ModelConfig(
         dataclasses.replace(ODD, feed_forward="gated", unbiased="layers"),
         dataclasses.replace(ODD, feed_forward="gated", unbiased="wide"),
         dataclasses.replace(ODD, family="mpnet", score_bias="buckets"),
+        dataclasses.replace(ODD, family="deberta-v2", score_bias="vectors", distance_buckets=6, farthest_distance=9),
+        dataclasses.replace(ODD, score_bias="vectors", distance_buckets=0, distance_norm=False, distance_shared=False),
         dataclasses.replace(ODD, family="jina_bert", score_bias="alibi", positions="none", position_offset=0),
         dataclasses.replace(ODD, family="electra", dense_bias=False, type_vocab_size=0),
         dataclasses.replace(ODD, family="modernbert", positions="none", position_offset=0, embedding_size=0),

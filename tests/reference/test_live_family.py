@@ -10,12 +10,14 @@ from described import write_described
 from hf_models import make_tokenizer
 from older_layouts import CONFIGS, write_older
 from read_models import load_hf
+from safetensors.torch import load_file, save_file
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
 from bert_jax.batches.make import make_batch
 from bert_jax.checkpoints.families import FAMILIES, class_of
 from bert_jax.checkpoints.hf import save_hf
+from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import Embeddings
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
@@ -33,6 +35,10 @@ SHAPE = {"vocab_size": VOCAB_SIZE, "hidden_size": 24, "num_hidden_layers": 3, "n
 TYPED = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 40, "type_vocab_size": 1, "pad_token_id": 0}
 MODERN = SHAPE | {"intermediate_size": 37, "max_position_embeddings": 40, "num_hidden_layers": 5, "local_attention": 8}
 MODERN |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+DEBERTA = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 40, "pad_token_id": 0, "legacy": False}
+DEBERTA |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+DEBERTA_V3 = DEBERTA | {"position_buckets": 8, "max_relative_positions": 30, "share_att_key": True}
+DEBERTA_V3 |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
 MPNET = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 42, "layer_norm_eps": 1e-5}
 CASES = {  # a name -> family, what is not the same in its configuration
     "roberta": ("roberta", TYPED | {"layer_norm_eps": 1e-5}),
@@ -49,6 +55,13 @@ CASES = {  # a name -> family, what is not the same in its configuration
     "albert-groups": ("albert", TYPED | {"embedding_size": 24, "num_hidden_layers": 4, "num_hidden_groups": 2}),
     "mpnet": ("mpnet", MPNET),
     "mpnet-far": ("mpnet", MPNET | {"max_position_embeddings": 302, "num_hidden_layers": 2}),
+    "deberta": ("deberta-v2", DEBERTA_V3),
+    "deberta-far": ("deberta-v2", DEBERTA_V3 | {"max_position_embeddings": 300, "num_hidden_layers": 2}),
+    "deberta-own": ("deberta-v2", DEBERTA | {"position_buckets": 8, "max_relative_positions": 30,
+                                             "type_vocab_size": 2}),
+    "deberta-c2p": ("deberta-v2", DEBERTA | {"pos_att_type": "c2p", "max_relative_positions": 10,
+                                             "share_att_key": True}),
+    "deberta-p2c": ("deberta-v2", DEBERTA | {"pos_att_type": "p2c"}),
     "nomic": ("nomic_bert", TYPED | {"type_vocab_size": 2}),
     "nomic-theta": ("nomic_bert", TYPED | {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
                                            "hidden_act": "gelu"}),
@@ -177,6 +190,29 @@ def test_a_relative_is_computed_and_written_again(tmp_path, name, head):
     third = load_hf(tmp_path / "out")
     assert third.config == loaded.config
     jax.tree.map(np.testing.assert_array_equal, third.params, loaded.params)
+
+
+def test_debertas_older_masked_language_model_is_told_by_its_names(tmp_path):
+    """Whatever `legacy` says; the head of replaced tokens is said; two masked language models are refused."""
+    CASES["legacy"] = ("deberta-v2", DEBERTA_V3 | {"legacy": True})
+    theirs = random_model("legacy", "masked_lm", seed=3)
+    del CASES["legacy"]
+    theirs.half().save_pretrained(tmp_path)
+    make_tokenizer(VOCAB_SIZE).save(tmp_path)
+    loaded = load_hf(tmp_path)
+    assert (loaded.task, loaded.notes) == ("masked_lm", ())
+    assert_same(loaded, theirs.float(), "masked_lm", seed=1)
+    save_hf(tmp_path / "out", *loaded[:5])
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    assert not again.config.legacy
+    assert_same(loaded, again, "masked_lm", seed=2)
+
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"mask_predictions.dense.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    assert "replaced tokens" in load_hf(tmp_path).notes[0]
+    save_file(tensors | {"lm_predictions.lm_head.bias": torch.ones(VOCAB_SIZE)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"no place for: cls\.predictions"):
+        load_hf(tmp_path)
 
 
 @pytest.mark.parametrize(
