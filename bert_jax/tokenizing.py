@@ -15,8 +15,7 @@ from bert_jax.text.tokenizer_files import (
     DESCRIBED,
     SETTINGS,
     SPECIAL,
-    SPIECE,
-    VOCAB,
+    VOCABULARIES,
     TokenizerFiles,
 )
 
@@ -66,12 +65,12 @@ def read_tokenizer(
     folder: Folder, lowercase: bool | None = None, strip_accents: bool | None = None
 ) -> Tokenizer:
     """Returns the tokenizer of a directory; see `load_tokenizer`."""
-    names = (VOCAB, SPIECE, DESCRIBED)
+    names = (*VOCABULARIES, DESCRIBED)
     if not any(name in folder for name in names):
         inside = folder.inside("tokenizer")  # of a data set, and of a work directory
         hint = f" (did you mean {inside.path}?)" if any(name in inside for name in names) else ""
         raise InputError(
-            f"directory {folder.path} holds no {' and no '.join(names)}{hint}; see build_vocab"
+            f"directory {folder.path} holds none of {', '.join(names)}{hint}; see build_vocab"
         )
     return load_hf_tokenizer(read_tokenizer_files(folder), lowercase, strip_accents)[0]
 
@@ -80,7 +79,7 @@ def read_tokenizer_files(folder: Folder) -> TokenizerFiles:
     """Returns what the files of a tokenizer hold. Raises: InputError if one cannot be read, or holds no object."""
     return TokenizerFiles(
         where=folder.path,
-        contents={name: folder.read_bytes(name) for name in (VOCAB, SPIECE) if name in folder},
+        contents={name: folder.read_bytes(name) for name in VOCABULARIES if name in folder},
         described=folder.object(DESCRIBED) if DESCRIBED in folder else None,
         settings=folder.object(SETTINGS),
         special_tokens=folder.object(SPECIAL),

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 STEMS = "low tow new flow want know walk talk sing call jump open".split()
 LINES = [
@@ -81,6 +81,21 @@ def unigram_of_albert(lines: Sequence[str] = LINES, size: int = 120) -> Tokenize
     return made
 
 
+def unigram_of_deberta(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
+    """[MASK] comes after the pieces."""
+    made = Tokenizer(models.Unigram())
+    blanks = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    made.normalizer = normalizers.Sequence([blanks, normalizers.NFC(), normalizers.Strip(left=False, right=True)])
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace()])
+    made.decoder = decoders.Metaspace()
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=special, unk_token="[UNK]", show_progress=False)
+    made.train_from_iterator(lines, trainer)
+    made.add_special_tokens(["[MASK]"])
+    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return made
+
+
 def words(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     """WordPiece, but not as BERT splits text."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -114,7 +129,8 @@ def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.Temp
 
 
 KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words,
-         "mpnet": words_of_mpnet, "dnabert": letters_of_dnabert, "albert": unigram_of_albert}  # fmt: skip
+         "mpnet": words_of_mpnet, "dnabert": letters_of_dnabert, "albert": unigram_of_albert,
+         "deberta": unigram_of_deberta}  # fmt: skip
 
 
 def write_described(
@@ -129,13 +145,14 @@ def write_described(
     about = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{r}_token": n for r, n in zip(roles, names)}
     if kind == "mpnet":
         about |= {"unk_token": "[UNK]", "tokenizer_class": "MPNetTokenizer"}
-    if kind == "albert":
-        about["tokenizer_class"] = "AlbertTokenizer"
+    if kind in ("albert", "deberta"):
+        about["tokenizer_class"] = {"albert": "AlbertTokenizer", "deberta": "DebertaV2Tokenizer"}[kind]
     if kind == "modernbert":
         about["model_input_names"] = ["input_ids", "attention_mask"]
     described = json.loads(made.to_str())
     for token in described["added_tokens"]:
-        token["lstrip"] = token["content"] in ("<mask>", "[MASK]") and kind != "words"  # as the released ones have it
+        # as the released ones have it
+        token["lstrip"] = token["content"] in ("<mask>", "[MASK]") and kind not in ("words", "deberta")
     (directory / "tokenizer.json").write_text(json.dumps(described))
     (directory / "tokenizer_config.json").write_text(json.dumps(about | settings))
     return directory

@@ -58,6 +58,7 @@ from bert_jax.storage.places import AnyPath
 from bert_jax.storage.schema import Meta, check
 from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer_files import ADDED, DESCRIBED, SETTINGS, SPECIAL, VOCABULARIES
 from bert_jax.tokenizing import read_tokenizer_files
 
 _OF_TASKS = "task_specific_params"  # transformers' option for settings of a task
@@ -69,8 +70,17 @@ _NOT_COMPUTED = {
     "deberta": "disentangled attention (relative_attention, pos_att_type)",
 }
 
-_FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
-          "tokenizer_config.json", "added_tokens.json", *EXTRAS]  # fmt: skip
+_FILES = [
+    "config.json",
+    "model*.safetensors",
+    INDEX,
+    *VOCABULARIES,
+    DESCRIBED,
+    SETTINGS,
+    SPECIAL,
+    ADDED,
+    *EXTRAS,
+]
 
 
 def load_hf(folder: Folder) -> Imported:

@@ -5,22 +5,24 @@ Source: `AutoTokenizer` and the tokenizer classes of transformers 5.23.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import InputError, reading, shown
 from bert_jax.text.bert_json import is_plain
-from bert_jax.text.tokenizer_files import VOCAB, TokenizerFiles
+from bert_jax.text.sentencepieces import BLANK, read_unigram
+from bert_jax.text.tokenizer_files import FAIRSEQ, SPIECE, SPM, VOCAB, TokenizerFiles
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, JsonObject
 from bert_jax.text.wordpiece import BERTS, GENERAL, INPUTS, LONGEST_WORD, is_lowercase
 
 ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 LONGEST = 100  # characters of a word, in the class of BERT
 _BERT, _MPNET, _CAMEMBERT = "BertTokenizer", "MPNetTokenizer", "CamembertTokenizer"
-_ALBERT = "AlbertTokenizer"
+_ALBERT, _DEBERTA, _XLMR = "AlbertTokenizer", "DebertaV2Tokenizer", "XLMRobertaTokenizer"
 # The class of a model whose files name none. ModernBERT's follows the file, whatever class they name.
 _OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "RobertaTokenizer",
-              "xlm-roberta": "XLMRobertaTokenizer", "camembert": _CAMEMBERT, "mpnet": _MPNET, "albert": _ALBERT,
-              "nomic_bert": _BERT, **dict.fromkeys(("gte", "jina_embeddings_v3"), "XLMRobertaTokenizer")}  # fmt: skip
+              "xlm-roberta": _XLMR, "camembert": _CAMEMBERT, "mpnet": _MPNET, "albert": _ALBERT, "nomic_bert": _BERT,
+              "deberta-v2": _DEBERTA, **dict.fromkeys(("gte", "jina_embeddings_v3"), _XLMR)}  # fmt: skip
 # Classes that compute without a tokenizer.json, some with programs for Japanese or Vietnamese.
 _ELSEWHERE = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "CanineTokenizer",
               "FlaubertTokenizer", "XLMTokenizer", "BartphoTokenizer")  # fmt: skip
@@ -28,20 +30,30 @@ _MODELS = dict.fromkeys((*BERTS, _MPNET), "WordPiece") | {
     **dict.fromkeys(
         ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), "BPE"
     ),
-    **dict.fromkeys(("XLMRobertaTokenizer", _CAMEMBERT, _ALBERT), "Unigram"),
+    **dict.fromkeys((_XLMR, _CAMEMBERT, _ALBERT, _DEBERTA), "Unigram"),
 }  # the classes that are computed as they are, and the model of each
+# the file that each reads where there is no tokenizer.json
+SOURCES = dict.fromkeys((*BERTS, _MPNET), VOCAB) | {
+    _XLMR: FAIRSEQ,
+    _CAMEMBERT: FAIRSEQ,
+    _ALBERT: SPIECE,
+    _DEBERTA: SPM,
+}
 # Classes of transformers that build parts anew, as is not done here. Those that it does not know follow the file.
 _OTHERS = tuple(
     f"{name}Tokenizer"
     for name in (
-        "Barthez", "BigBird", "Blenderbot", "CLIP", "CodeGen", "Cohere", "Deberta", "DebertaV2", "Funnel",
-        "Gemma", "GPT2", "GPTNeoX", "Herbert", "LayoutLMv2", "LayoutLMv3", "LayoutXLM", "Llama", "MBart", "MBart50",
+        "Barthez", "BigBird", "Blenderbot", "CLIP", "CodeGen", "Cohere", "Deberta", "Funnel", "Gemma",
+        "GPT2", "GPTNeoX", "Herbert", "LayoutLMv2", "LayoutLMv3", "LayoutXLM", "Llama", "MBart", "MBart50",
         "Nllb", "OpenAIGPT", "Pegasus", "Qwen2", "Reformer", "RemBert", "SeamlessM4T", "Splinter", "T5", "Udop",
         "Whisper", "XGLM", "XLNet",
     )
 )  # fmt: skip
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which they are added
 _NO_TYPES = ["input_ids", "attention_mask"]
+_EXTRA, _OLDER_EXTRA = "extra_special_tokens", "additional_special_tokens"
+# our option: scores are numbers of Python's, as classes that build the model anew have them
+EXACT = "exact_scores"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -83,9 +95,8 @@ def as_loaded(
     notes: list[str] = []
     if not isinstance(model, dict):
         return backend, settings, []
-    # special_tokens_map.json is read only where tokenizer_config.json has no tokens of its own
-    if "added_tokens_decoder" not in settings:
-        settings = settings | files.special_tokens
+    settings = _with_special(files, settings)
+    plain = {token_of(settings, role) for role in _NAMED}
     wanted, given = _MODELS.get(kind), model.get("type")
     follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
     if wanted and given not in (None, wanted):
@@ -103,8 +114,10 @@ def as_loaded(
         settings = settings | _usual_settings(kind, settings)
     elif settings.get("tokenizer_class") in GENERAL or files.model is not None:
         settings = {INPUTS: _NO_TYPES} | settings
+    if wanted == "Unigram":
+        settings = settings | {EXACT: True}
     with reading(str(directory)):
-        backend = backend | {"added_tokens": _added_tokens(files, backend, settings, kind)}
+        backend = backend | {"added_tokens": _added_tokens(files, backend, settings, kind, plain)}
     # A vocab.txt of Google's keeps Google's limit.
     longest = model.get(LONGEST_WORD, MAX_WORD_LENGTH) if VOCAB in files.contents else LONGEST
     return backend | _parts(kind, backend, settings, longest), settings, notes
@@ -122,22 +135,31 @@ def _usual_settings(kind: str, settings: JsonObject) -> JsonObject:
         }
     if kind == _MPNET:
         usual["unk"] = "[UNK]"
-    if kind == _ALBERT:
-        bert = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
-        usual = bert | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
+    if kind in (_ALBERT, _DEBERTA):
+        bert = dict(zip(ROLES, SPECIAL_TOKENS, strict=True)) | {"bos": "[CLS]", "eos": "[SEP]"}
+        usual = bert | ({"unk": "<unk>", "pad": "<pad>"} if kind == _ALBERT else {})
     names = {
         f"{role}_token": settings.get(f"{role}_token") or token for role, token in usual.items()
     }
     if kind in (_MPNET, _CAMEMBERT) and isinstance(names["mask_token"], str):
         names["mask_token"] = {"content": names["mask_token"], "lstrip": True, "special": True}
-    return names if kind == _BERT else names | {INPUTS: settings.get(INPUTS, _NO_TYPES)}
+    has_types = kind in (_BERT, _DEBERTA)
+    return names if has_types else names | {INPUTS: settings.get(INPUTS, _NO_TYPES)}
 
 
-def vocab_with_added(files: TokenizerFiles) -> tuple[JsonObject, JsonObject] | None:
-    """Returns tokenizer.json and settings of a vocab.txt to which other files, or the class, add; else None."""
+def _with_special(files: TokenizerFiles, settings: JsonObject) -> JsonObject:
+    """Returns the settings with special_tokens_map.json, read only where they have no tokens of their own."""
+    return settings if "added_tokens_decoder" in settings else settings | files.special_tokens
+
+
+def read_source(files: TokenizerFiles) -> tuple[JsonObject, JsonObject] | None:
+    """Returns tokenizer.json and settings that a class makes of another file; None if it is BERT's vocab.txt alone."""
     kind = class_of(files, files.settings)
-    if VOCAB not in files.contents or kind not in (*BERTS, _MPNET):
+    source = SOURCES.get(kind, "")
+    if source not in files.contents:
         return None
+    if source != VOCAB:
+        return _of_pieces(files, kind, files.where / source, files.contents[source])
     model = {
         "vocab": {token: index for index, token in enumerate(files.vocab)},
         LONGEST_WORD: LONGEST,
@@ -145,6 +167,38 @@ def vocab_with_added(files: TokenizerFiles) -> tuple[JsonObject, JsonObject] | N
     options = {"do_lower_case": is_lowercase(files.vocab, files.settings)} if kind in BERTS else {}
     backend, settings, _ = as_loaded(files, {"model": model}, files.settings | options)
     return None if is_plain(backend, files.where) else (backend, settings)
+
+
+def _of_pieces(
+    files: TokenizerFiles, kind: str, path: Path, content: bytes
+) -> tuple[JsonObject, JsonObject]:
+    """Returns tokenizer.json and settings that a class makes of a SentencePiece model. Raises: InputError."""
+    with reading(str(path)):
+        backend, tokens, is_bpe = read_unigram(content)
+        if is_bpe and kind == _CAMEMBERT:
+            raise InputError(
+                f"it is a BPE, which {kind} computes otherwise than here; give a tokenizer.json"
+            )
+    model = backend["model"]
+    settings = files.settings | {"unk_id": model["unk_id"]}
+    if SOURCES[kind] == FAIRSEQ:
+        names = _usual_settings(kind, _with_special(files, settings))
+        model["vocab"] = _fairseqs(kind, model["vocab"], names)
+    if not {_EXTRA, _OLDER_EXTRA} & settings.keys():
+        settings[_EXTRA] = tokens
+    backend, settings, _ = as_loaded(files, backend, settings)
+    return backend, settings
+
+
+def _fairseqs(kind: str, pieces: list[Any], settings: JsonObject) -> list[Any]:
+    """Returns the pieces with fairseq's special tokens in place of those of the file."""
+    bos, pad, eos, unk = (token_of(settings, role) for role in ("bos", "pad", "eos", "unk"))
+    rest = pieces[3:]
+    if kind == _CAMEMBERT:
+        bos, eos = "<s>NOTUSED", "</s>NOTUSED"
+        rest = [["<unk>NOTUSED", -100.0], *pieces[1:]]
+    first = [[token, 0.0] for token in (bos, pad, eos, unk)]
+    return [*first, *rest, [token_of(settings, "mask"), 0.0]]
 
 
 def token_of(settings: JsonObject, role: str) -> str:
@@ -235,24 +289,40 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
                 token_of(settings, "cls"), token_of(settings, "sep"), ids, 2, 0
             ),
         }
-    unknown = {_CAMEMBERT: ids.get(token_of(settings, "unk"), 0), _ALBERT: 1}.get(kind, 3)
-    scheme = "always" if settings.get("add_prefix_space", True) else "never"
-    blanks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True}
+    unk, is_berts = token_of(settings, "unk"), kind in (_ALBERT, _DEBERTA)
+    unknown = {_CAMEMBERT: ids.get(unk, 0), _ALBERT: 1}.get(kind, 3)
+    otherwise = "first" if kind == _DEBERTA else "never"
+    scheme = "always" if settings.get("add_prefix_space", True) else otherwise
+    blanks = {"type": "Metaspace", "replacement": BLANK, "prepend_scheme": scheme, "split": True}
     charsmaps = [part for part in _normalizers(backend) if part.get("type") == "Precompiled"][:1]
+    splitters: list[JsonObject] = [{"type": "WhitespaceSplit"}]
+    roles = ("cls", "sep") if is_berts else ("bos", "eos")
+    cls, sep = (token_of(settings, role) for role in roles)
+    rows = make_rows(cls, sep, ids, *((1, 1) if is_berts else (2, 0)))
     if kind == _ALBERT:
         charsmaps = [{"type": "Sequence", "normalizers": [*_alberts(settings), *charsmaps]}]
-    roles = ("cls", "sep") if kind == _ALBERT else ("bos", "eos")
-    cls, sep = (token_of(settings, role) for role in roles)
+        rows = backend.get("post_processor") or rows
+    if kind == _DEBERTA:
+        piece = [unk, 0.0]
+        unknown = vocab.index(piece) if piece in vocab else settings.get("unk_id", 1)
+        charsmaps = [{"type": "Sequence", "normalizers": [*_debertas(settings)]}]
+        split = {"type": "Punctuation", "behavior": "Isolated"}
+        splitters = [split] if settings.get("split_by_punct") else []
     return {
         "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": False},
         "normalizer": charsmaps[0] if charsmaps else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "WhitespaceSplit"}, blanks],
-        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splitters, blanks]},
         "decoder": blanks,
-        "post_processor": make_rows(cls, sep, ids, *((1, 1) if kind == _ALBERT else (2, 0))),
+        "post_processor": rows,
     }
+
+
+def _debertas(settings: JsonObject) -> Iterator[JsonObject]:
+    """Yields the normalizers of DeBERTa's class, which has no use for the table of the model file."""
+    if settings.get("do_lower_case"):
+        yield {"type": "Lowercase"}
+    yield {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}
+    yield from ({"type": "NFC"}, {"type": "Strip", "strip_left": False, "strip_right": True})
 
 
 def _alberts(settings: JsonObject) -> Iterator[JsonObject]:
@@ -284,22 +354,20 @@ def _normalizers(backend: JsonObject) -> Iterator[JsonObject]:
 
 
 def _added_tokens(
-    files: TokenizerFiles, backend: JsonObject, settings: JsonObject, kind: str
+    files: TokenizerFiles, backend: JsonObject, settings: JsonObject, kind: str, plain: set[str]
 ) -> list[JsonObject]:
     """Returns the tokens that are found in text, with their ids, as transformers adds them to the vocabulary.
 
     They stand in tokenizer.json, in added_tokens_decoder or else added_tokens.json, among the named special tokens,
-    and in extra_special_tokens.
+    and in extra_special_tokens. `plain` are those that the files name, without what the class adds.
     """
     known = _ids_of(backend["model"].get("vocab"))
     own, decoder = backend.get("added_tokens") or [], settings.get("added_tokens_decoder")
-    extras = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    extras = settings.get(_EXTRA) or settings.get(_OLDER_EXTRA) or ()
     if kind == _CAMEMBERT and not extras:
         extras = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
     if decoder is None:
-        plain = {token_of(settings, role) for role in _NAMED} | {
-            _content(token) for token in extras
-        }
+        plain = plain | {_content(token) for token in extras}
         written = {
             index: {"content": token, "normalized": token not in plain, "special": token in plain}
             for token, index in files.added_tokens.items()
@@ -338,10 +406,13 @@ def _added_tokens(
         for name, token in settings.items()
         if name.endswith("_token") and name[:-6] not in _NAMED
     ]
-    for token in [*named, *others, *(extras.values() if isinstance(extras, dict) else extras)]:
+    listed = [*(extras.values() if isinstance(extras, dict) else extras)]
+    for token in [*named, *others, *listed]:
         if _content(token) and _content(token) not in added:
             options = token if isinstance(token, dict) else {}
-            add({"normalized": False, **options, "content": _content(token), "special": True})
+            is_special = token not in listed or options.get("special", True)
+            content = {"content": _content(token), "special": is_special}
+            add({"normalized": False, **options, **content})
     names: dict[int, str] = {}
     for name, index in [*known.items(), *((name, token["id"]) for name, token in added.items())]:
         if names.setdefault(index, name) != name:

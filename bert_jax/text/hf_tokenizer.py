@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers from files, a directory of ours or of Hugging Face's, and the files that transformers reads.
 
-A directory has vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json. BERT's WordPiece is computed by
-our own code, any other tokenizer.json by the library that wrote it. What the files mean is what the class of
-transformers 5 that reads them makes of them: `hf_classes`.
+A directory has vocab.txt, a model of SentencePiece's or tokenizer.json, and tokenizer_config.json. BERT's WordPiece is
+computed by our own code, any other tokenizer.json by the library that wrote it. What the files mean is what the class
+of transformers 5 that reads them makes of them: `hf_classes`.
 """
 
 import json
@@ -21,13 +21,15 @@ from bert_jax.text.bert_json import (
     longest_word,
 )
 from bert_jax.text.hf_classes import (
+    EXACT,
     LONGEST,
     ROLES,
+    SOURCES,
     as_loaded,
     bert_parts,
     class_of,
     make_rows,
-    vocab_with_added,
+    read_source,
 )
 from bert_jax.text.sentencepieces import read_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer
@@ -46,7 +48,7 @@ from bert_jax.text.wordpiece import (
     make_wordpiece,
 )
 
-_BOOLEANS = (*OPTIONS.values(), "keep_accents", GOOGLE, ODD)
+_BOOLEANS = (*OPTIONS.values(), "keep_accents", "split_by_punct", GOOGLE, ODD)
 # an added token that text is searched for as it is
 _MARKED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {
     "special": True
@@ -71,15 +73,16 @@ def load_hf_tokenizer(
     if backend is not None:
         backend, settings, more = as_loaded(files, backend, settings)
         notes += more
-    # transformers makes a tokenizer.json of vocab.txt; with tokens that other files add it is no
-    # longer BERT's.
-    elif made := vocab_with_added(files):
-        described, (backend, settings) = files.where / VOCAB, made
+    # transformers makes a tokenizer.json of vocab.txt or of SentencePiece's file; with tokens that
+    # other files add it is no longer BERT's.
+    elif made := read_source(files):
+        described, (backend, settings) = files.where / SOURCES[kind], made
     if backend is not None and not (is_plain(backend, described) and kind in CLASSES):
         return _described(described, backend, settings, lowercase, strip_accents), notes
     if kind not in CLASSES:
         raise InputError(
-            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no tokenizer.json; {_WRITE}"
+            f"{files.where}: {kind[:80]} is not BERT's WordPiece, and there is no "
+            f"{' and no '.join(filter(None, (SOURCES.get(kind), DESCRIBED)))}; {_WRITE}"
         )
     for name, value in (("do_basic_tokenize", True), ("never_split", None)):
         given = files.settings.get(name)
@@ -87,8 +90,9 @@ def load_hf_tokenizer(
             raise InputError(
                 f"{files.where / SETTINGS}: {name} is {shown(given)}, BERT's is {shown(value)}; {OTHER}"
             )
-    if backend is None and len(files.contents) != 1:
-        names = " and ".join(files.contents) or "no vocab.txt and no tokenizer.json"
+    found = [name for name in (VOCAB, SPIECE) if name in files.contents]
+    if backend is None and len(found) != 1:
+        names = " and ".join(found) or "no vocab.txt and no tokenizer.json"
         raise InputError(f"{files.where} has {names}; give one that you mean, or {_WRITE}")
     if backend is None and SPIECE in files.contents:
         content, path = files.contents[SPIECE], files.where / SPIECE
@@ -237,6 +241,7 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     """
     tokenizer.save(directory)
     settings = tokenizer.settings | {"model_max_length": max_positions}
+    settings.pop(EXACT, None)  # the class that is written follows the file
     if isinstance(tokenizer.pieces, DescribedPieces):
         blank = tokenizer.pieces.puts_blank
         write_json(

@@ -5,6 +5,7 @@ It is meant for scripts that do not separate words by blanks, and for ALBERT. No
 Reasons for the design: docs/decisions/0008-other-tokenizers.md.
 """
 
+import base64
 import functools
 import heapq
 import io
@@ -224,7 +225,10 @@ def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
 
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of fields in a model's file
-_BLANK_AS_SUFFIX, _ADD_DUMMY_PREFIX = 24, 3  # in the second and third of these
+_PIECE, _SCORE, _TYPE = 1, 2, 3  # in the first of these
+_CONTROL, _USER_DEFINED = 3, 4  # types
+_MODEL_TYPE, _BLANK_AS_SUFFIX, _UNKNOWN = 3, 24, 40  # in the second
+_CHARSMAP, _ADD_DUMMY_PREFIX = 2, 3  # in the third
 
 
 @functools.lru_cache(maxsize=2)
@@ -243,6 +247,37 @@ def _check_model(content: bytes) -> None:
                 raise InputError(
                     "its pieces end with blanks; train a model without treat_whitespace_as_suffix"
                 )
+
+
+def read_unigram(content: bytes) -> tuple[JsonObject, list[JsonObject], bool]:
+    """Returns a model's file as tokenizer.json has it, its tokens that are found in text, and whether it is a BPE.
+
+    The vocabulary is a list of pieces and their scores. To be called where the file is read: it may fail in any way.
+    """
+    _check_model(content)
+    pieces: list[str] = []
+    scores: list[int] = []  # the bits of each
+    tokens: list[JsonObject] = []
+    others: dict[int, dict[int, list[Any]]] = {}
+    for tag, first, last in parse_fields(content, 0, len(content)):
+        message: dict[int, list[Any]] = {**parse_message(content[first:last])}
+        if tag >> 3 != _PIECES:
+            others[tag >> 3] = message
+            continue
+        kind = message.get(_TYPE, [0])[-1]
+        pieces.append(message[_PIECE][-1].decode())
+        scores.append(message.get(_SCORE, [0])[-1])
+        if kind in (_CONTROL, _USER_DEFINED):
+            tokens.append({"content": pieces[-1], "special": kind == _CONTROL})
+    vocab = zip(pieces, np.array(scores, np.uint32).view(np.float32).tolist())
+    trainer = others.get(_TRAINER, {})
+    charsmap = others[_NORMALIZER].get(_CHARSMAP, [b""])[-1]
+    table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+    described = {
+        "model": {"vocab": [*map(list, vocab)], "unk_id": trainer.get(_UNKNOWN, [0])[-1]},
+        "normalizer": table if charsmap else None,
+    }
+    return described, tokens, trainer.get(_MODEL_TYPE, [1])[-1] != 1
 
 
 def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:

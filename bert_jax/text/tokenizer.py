@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.storage import writing
+from bert_jax.text.hf_classes import EXACT
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces
 from bert_jax.text.tokenizer_files import SETTINGS
@@ -74,12 +75,13 @@ class Tokenizer:
         """Returns a sha256 of vocabulary, options and algorithm, which together determine the ids of a text.
 
         Google's limit of the length of a word, 200, and Hugging Face's, 100, give the same fingerprint, so that data
-        made with a vocab.txt go with a model of its tokenizer.json; so do their rules of a few characters.
+        made with a vocab.txt go with a model of its tokenizer.json; so do their rules of a few characters, and the last
+        bit of scores.
         """
         config = {
             name: value
             for name, value in self.config.items()
-            if (name, value) != (LONGEST_WORD, 100)
+            if (name, value) not in ((LONGEST_WORD, 100), (EXACT, True))
         }
         if self.kind == WordPiece.kind:
             of_rows = (GOOGLE, INPUTS, ODD)

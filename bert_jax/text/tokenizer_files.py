@@ -10,6 +10,8 @@ from bert_jax.text.vocab import JsonObject, parse_vocab
 
 # the files with a vocabulary
 VOCAB, SPIECE, DESCRIBED = "vocab.txt", "spiece.model", "tokenizer.json"
+SPM, FAIRSEQ = "spm.model", "sentencepiece.bpe.model"  # other names of SentencePiece's
+VOCABULARIES = (VOCAB, SPIECE, SPM, FAIRSEQ)
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
 
@@ -19,7 +21,7 @@ class TokenizerFiles:
 
     Attributes:
       where: the directory, for messages.
-      contents: of vocab.txt and spiece.model, those that are there.
+      contents: of `VOCABULARIES`, those that are there.
       described: tokenizer.json, None if it is not there.
       settings: tokenizer_config.json; this and the next two are {} where there is no file.
       special_tokens: special_tokens_map.json.

@@ -23,7 +23,7 @@ from bert_jax.errors import (
     shown,
 )
 from bert_jax.text.bert_json import read_rows
-from bert_jax.text.hf_classes import ROLES, token_of
+from bert_jax.text.hf_classes import EXACT, ROLES, token_of
 from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
 from bert_jax.text.sentencepieces import BLANK, NO_WORDS, join_ids, stands_alone
 from bert_jax.text.tokenizer_files import DESCRIBED
@@ -79,7 +79,9 @@ class DescribedPieces:
         cls, sep, separators, kind = read_rows(described.get("post_processor"), has_types)
         settings = settings | {"cls_token": cls, "sep_token": sep}
         roles = {token_of(settings, role) for role in ROLES} | _USUAL
-        self._model = _open(json.dumps(_hide_special(described_alone, roles)), special_is_text=True)
+        self._exact = bool(settings.get(EXACT))
+        hidden = json.dumps(_hide_special(described_alone, roles))
+        self._model = _open(hidden, special_is_text=True, exact=self._exact)
         ids = self._model.get_vocab(with_added_tokens=True)
         self.ids = {token.removeprefix(_HIDDEN): index for token, index in ids.items()}
         self.vocab = _in_order(self.ids, described.get("added_tokens"))
@@ -112,6 +114,8 @@ class DescribedPieces:
             "strip_accents": plain == "e",
             "model_input_names": ["input_ids", *["token_type_ids"] * kind, "attention_mask"],
         }
+        if self._exact:
+            self.config[EXACT] = True
 
     def __reduce__(self) -> tuple:
         return DescribedPieces, (self.content, self.config)
@@ -163,7 +167,7 @@ class DescribedPieces:
 
     @functools.cached_property
     def _with_special(self) -> "tokenizers.Tokenizer":
-        return _open(self._described, special_is_text=False)
+        return _open(self._described, special_is_text=False, exact=self._exact)
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
@@ -244,9 +248,18 @@ def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
     return described | {"added_tokens": added, "model": model | {"vocab": vocab}}
 
 
-def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
+def _open(described: str, special_is_text: bool, exact: bool) -> "tokenizers.Tokenizer":
+    """Returns the library's tokenizer; `exact` is for a Unigram, whose scores in a file it reads but for the last bit.
+
+    That decides between pieces of the same sum: "0" + "00" or "00" + "0".
+    """
     with no_panic():
         model = _library().Tokenizer.from_str(described)
+        if exact:
+            given = json.loads(described)["model"]
+            pieces = [(piece, score) for piece, score in given["vocab"]]
+            unigram = _library().models.Unigram
+            model.model = unigram(pieces, unk_id=given["unk_id"], byte_fallback=False)
     model.encode_special_tokens = special_is_text
     return model
 

@@ -59,6 +59,12 @@ def write_sentencepiece(directory: Path) -> None:
     Tokenizer(learn_sentencepieces(lines, 36, "unigram")).save(directory / "tokenizer")
 
 
+def write_albert(directory: Path) -> None:
+    write_sentencepiece(directory)
+    names = {"tokenizer_class": "AlbertTokenizer", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    (directory / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
+
+
 def use_text(path: Path) -> None:
     assert sum(len(document) for document in iterate_documents(str(path)))
     assert contents_of(str(path))
@@ -85,6 +91,7 @@ READERS = [
     Reader(
         "sentencepiece", write_sentencepiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*",), 1000
     ),
+    Reader("pieces", write_albert, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*",), 300),
     Reader(
         "tokenizer.json",
         lambda path: write_described(path / "tokenizer", "roberta"),

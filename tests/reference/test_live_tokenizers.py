@@ -2,6 +2,7 @@
 """transformers and ours on the tokenizers that a tokenizer.json describes, live, both ways."""
 
 import gzip
+import io
 import json
 
 import pytest
@@ -17,6 +18,7 @@ from bert_jax.text.tokenizer_json import learn_bytes
 from tests.reference.make_tokenizer_goldens import fuzz_texts
 
 transformers = pytest.importorskip("transformers")
+sentencepiece = pytest.importorskip("sentencepiece")
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 TEXTS = [*LINES[:12], "", " ", "\n\n", "a", "  a  b ", "don't can't we'll 1,234.5%", "Straße ÀÉÎ e\u0301 ﬁ ½ ①"]
@@ -48,7 +50,7 @@ def same(ours, other):
     assert ours.vocab_size == len(other)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "albert"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "albert", "deberta"])
 def test_ids_rows_and_the_way_back(tmp_path, kind):
     directory = write_described(tmp_path / "there", kind, **({"model_input_names": TYPES} if kind == "words" else {}))
     ours, notes = load_hf_tokenizer(directory)
@@ -67,17 +69,18 @@ CLASSES = {
     "modernbert": ["PreTrainedTokenizerFast", "RobertaTokenizer"],
     "mpnet": ["MPNetTokenizer", "MPNetTokenizerFast"],
     "albert": ["AlbertTokenizer", "AlbertTokenizerFast"],
+    "deberta": ["DebertaV2Tokenizer", "DebertaV2TokenizerFast"],
     "words": ["BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "PreTrainedTokenizerFast"],
 }
 
 
 @pytest.mark.parametrize("settings", [
     {}, {"add_prefix_space": True}, {"add_prefix_space": False}, {"extra_special_tokens": ["<e1>", "tow"]},
-    {"do_lower_case": False}, {"model_input_names": TYPES},
+    {"do_lower_case": False}, {"do_lower_case": True, "split_by_punct": True}, {"model_input_names": TYPES},
 ])  # fmt: skip
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CLASSES.items() for name in names])
 def test_what_each_class_makes_of_the_files(tmp_path, kind, name, settings):
-    models = {"xlmr": "xlm-roberta", "words": "bert"}
+    models = {"xlmr": "xlm-roberta", "words": "bert", "deberta": "deberta-v2"}
     directory = write_described(tmp_path / "there", kind, **{"tokenizer_class": name} | settings)
     (directory / "config.json").write_text(json.dumps({"model_type": models.get(kind, kind)}))
     described = json.loads((directory / "tokenizer.json").read_text())
@@ -159,7 +162,7 @@ def test_mpnet_with_the_files_that_its_models_have(tmp_path, files):
         assert ours.encode(text) == ids == again[1:-1], text
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "ours"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "deberta", "ours"])
 def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
     lines = shared_lines(shared_data)
     learnt = lines[::7]  # the rest has words, characters and scripts that the vocabulary lacks
@@ -174,6 +177,57 @@ def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
     assert not different, (len(different), different[:3])
     alone = lines[::97]
     assert [ours.encode(line) for line in alone] == other(alone, add_special_tokens=False)["input_ids"]
+
+
+BERTS_PIECES = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
+                "eos_piece": "[SEP]", "unk_piece": "[UNK]"}  # fmt: skip
+ALBERTS_PIECES = {"pad_id": 0, "bos_id": -1, "eos_id": -1, "unk_id": 1, "pad_piece": "<pad>",
+                  "control_symbols": ["[CLS]", "[SEP]", "[MASK]"], "user_defined_symbols": ["(", ")", "é"]}  # fmt: skip
+MASK = {"added_tokens.json": {"[MASK]": 400}}
+# what stands beside a model of SentencePiece's: its name, the model_type, options of the trainer, other files
+PIECES = {
+    "deberta": ("spm.model", "deberta-v2", BERTS_PIECES, {"tokenizer_config.json": {"vocab_type": "spm"}}),
+    "deberta-added": ("spm.model", "deberta-v2", BERTS_PIECES, MASK),
+    "deberta-odd": ("spm.model", "deberta-v2", BERTS_PIECES | {"unk_piece": "<unk>", "model_type": "bpe"}, {
+        "tokenizer_config.json": {"do_lower_case": True, "split_by_punct": True, "add_prefix_space": False},
+        "special_tokens_map.json": {"unk_token": "<unk>", "mask_token": {"content": "<m>", "lstrip": True}}}),
+    "albert": ("spiece.model", "albert", ALBERTS_PIECES, {}),
+    "albert-cased": ("spiece.model", "albert", ALBERTS_PIECES, {
+        "tokenizer_config.json": {"do_lower_case": False, "keep_accents": True, "extra_special_tokens": ["low"]}}),
+    "xlmr": ("sentencepiece.bpe.model", "xlm-roberta", {}, {}),
+    "xlmr-named": ("sentencepiece.bpe.model", "xlm-roberta", {"user_defined_symbols": ["(", "é"]}, {
+        "tokenizer_config.json": {"pad_token": "<p>", "mask_token": "<m>"}}),
+    "camembert": ("sentencepiece.bpe.model", "camembert", {}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PIECES)
+def test_a_model_of_sentencepiece_alone(tmp_path, kind):
+    name, model, options, files = PIECES[kind]
+    options = {"vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2} | options
+    content, lines = io.BytesIO(), [*LINES, *TEXTS, "．ＦＵＬＬ ｗｉｄｔｈ ﬁ ½"] * 3
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=content, **options)
+    directory = tmp_path / "there"
+    directory.mkdir()
+    (directory / name).write_bytes(content.getvalue())
+    size = sentencepiece.SentencePieceProcessor(model_proto=content.getvalue()).get_piece_size()
+    for each, inside in ({"config.json": {"model_type": model}} | files).items():
+        inside = {"[MASK]": size} if each == "added_tokens.json" else inside
+        (directory / each).write_text(json.dumps(inside))
+    ours, notes = load_hf_tokenizer(directory)
+    same(ours, theirs(directory))
+    assert not notes
+    save_hf_tokenizer(tmp_path / "back", ours, 512)
+    (tmp_path / "back" / "config.json").write_text(json.dumps({"model_type": model}))
+    same(ours, theirs(tmp_path / "back"))
+    strings = [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+    plain = theirs(directory)(strings, add_special_tokens=False)["input_ids"]
+    assert [list(ids) for ids in ours.encode_batch(strings)] == plain
+    pairs = list(zip(strings, strings[1:]))
+    for number, length in enumerate((7, 16, 33, 128)):
+        some = pairs[number::40]
+        cut = theirs(directory)(*zip(*some), truncation=True, max_length=length)["input_ids"]
+        assert [fitted.token_ids.tolist() for fitted in fit_texts(ours, some, length)] == cut
 
 
 @pytest.mark.parametrize("options", [{}, {"do_lower_case": False}, {"strip_accents": False}])

@@ -251,6 +251,39 @@ def test_special_tokens_under_other_names(tmp_path):
         assert (tmp_path / "saved/spiece.model").read_bytes() == (tmp_path / "spiece.model").read_bytes()
 
 
+DEBERTA = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "bos_piece": "[CLS]", "eos_piece": "[SEP]"}
+DEBERTA |= {"pad_piece": "[PAD]", "unk_piece": "[UNK]"}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "options", "special", "between", "moved"),
+    [
+        ("deberta-v2", "spm.model", DEBERTA, (0, 3, 1, 2, 60), 1, 0),
+        ("albert", "spiece.model", ALBERT | {"pad_piece": "<pad>"}, (0, 1, 2, 3, 4), 1, 0),
+        ("xlm-roberta", "sentencepiece.bpe.model", {}, (1, 3, 0, 2, 61), 2, 1),
+        ("camembert", "sentencepiece.bpe.model", {}, (1, 3, 5, 6, 64), 2, 4),
+    ],
+)
+def test_a_model_that_a_class_of_transformers_reads(tmp_path, model, name, options, special, between, moved):
+    """Its pieces have the ids of the file, after the special tokens that the class puts first."""
+    lines = [line.lower().replace("ß", "ss") for line in ENGLISH]
+    content = foreign_model(lines, **options)
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{model}"}}')
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=content)
+    found = load_tokenizer(tmp_path)
+    assert (found.special_ids, found.template.separators, found.kind) == (special, between, "tokenizers")
+    for line in lines[:20]:
+        assert found.encode(line) == [index + moved for index in theirs.encode(line)]
+    found.save(tmp_path / "own")
+    for again in (load_tokenizer(tmp_path / "own"), pickle.loads(pickle.dumps(found))):
+        assert again.fingerprint == found.fingerprint and again.encode_batch(lines) == found.encode_batch(lines)
+    (tmp_path / name).write_bytes(content[:-9])
+    assert f"{name} is damaged" in message(load_tokenizer, tmp_path)
+    (tmp_path / name).rename(tmp_path / "vocab.txt")
+    assert f"and there is no {name} and no tokenizer.json" in message(load_tokenizer, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
