@@ -145,6 +145,7 @@ _MODERN_SETTINGS = {
 
 # Hugging Face's "gelu" is erf, where Google's is tanh.
 _EXACT = {"gelu": "gelu_exact", "gelu_python": "gelu_exact"}
+_OTHERS = {"silu": "silu", "swish": "silu", "relu": "relu"}
 _TANH = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 NAMES_OF_ACTIVATIONS = {
     "gelu_exact": "gelu",
@@ -170,6 +171,7 @@ _FIXED: dict[str, Any] = {
         "feed_forward",
         "layer_groups",
         "embedding_size",
+        "head_activation",
     )
 }
 
@@ -710,7 +712,7 @@ class NomicBert(Rotary):
     modules = _rotary_modules("nomic_bert", "gate_proj", "down_proj", "up_proj") | {
         "mlm/norm": "cls.predictions.transform.layer_norm"
     }
-    activations = _EXACT | _TANH | {"silu": "silu", "swish": "silu", "relu": "relu"}
+    activations = _EXACT | _TANH | _OTHERS
     usual_activation = "silu"
     theta, trained = 1_000.0, 2048
     lacks = ("ForQuestionAnswering", "ForMultipleChoice")
@@ -833,7 +835,12 @@ class ModernBert(Family):
     tied = ("decoder.weight", "")
     token_ids = _ENDS | {"cls_token_id": "cls_id", "sep_token_id": "sep_id"}
     activation = "hidden_activation"
-    refused = (("classifier_activation", (None, "gelu")), ("decoder_bias", (None, True)))
+    activations = _EXACT | _TANH | _OTHERS
+    refused = (("classifier_activation", (None, *activations)), ("decoder_bias", (None, True)))
+
+    def fixed_for(self, config: ModelConfig) -> dict[str, Any]:
+        is_usual = config.head_activation == "usual"
+        return self.fixed | ({"activation": "gelu_exact"} if is_usual else {})
 
     def read(self, settings: JsonObject) -> dict[str, Any]:
         """Layers, windows and angles, as version 5 of transformers or older versions write them.
@@ -873,7 +880,12 @@ class ModernBert(Family):
         for name in ("attention_bias", "classifier_bias"):
             if bool(settings.get(name, False)) != bool(settings.get("mlp_bias", False)):
                 raise InputError(f"{name} is not mlp_bias; it can be the same for all dense layers")
-        return thetas | {"window": local // 2, "global_every": every}
+        inner, heads = (
+            self.activations[settings.get(name) or "gelu"]
+            for name in (self.activation, "classifier_activation")
+        )
+        heads = "usual" if inner == heads == "gelu_exact" else heads
+        return thetas | {"window": local // 2, "global_every": every, "head_activation": heads}
 
     def write(self, config: ModelConfig) -> JsonObject:
         thetas = {
@@ -885,7 +897,7 @@ class ModernBert(Family):
             "embedding_dropout": config.hidden_dropout_rate,
             "attention_bias": config.dense_bias,
             "classifier_bias": config.dense_bias,
-            "classifier_activation": "gelu",
+            "classifier_activation": NAMES_OF_ACTIVATIONS.get(config.head_activation, "gelu"),
             "decoder_bias": True,
             "local_attention": 2 * config.window,
             "global_attn_every_n_layers": every,

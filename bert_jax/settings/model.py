@@ -91,6 +91,10 @@ class ModelConfig(Section):
     embedding_size: int = _count(0, least=0)
     # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, "relu" or "silu"
     activation: str = choice("gelu_tanh", "gelu_exact", "relu", "silu", affects="model")
+    # the same in heads; "usual" is `activation` before the logits of words, and the family's own before classifiers
+    head_activation: str = choice(
+        "usual", "gelu_tanh", "gelu_exact", "relu", "silu", affects="model"
+    )
     hidden_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     attention_dropout_rate: float = setting(0.1, most=MOST_DROPOUT)
     initializer_stddev: float = 0.02
@@ -183,7 +187,14 @@ class ModelConfig(Section):
     @property
     def block(self) -> Block:
         """What stands before a classifier's logits."""
-        return BLOCKS[self.family]
+        block = BLOCKS[self.family]
+        is_usual = self.head_activation == "usual"
+        return block if is_usual else block._replace(activation=self.head_activation)
+
+    @property
+    def words_activation(self) -> str:
+        """The activation before the logits of words."""
+        return self.activation if self.head_activation == "usual" else self.head_activation
 
     @property
     def layer_bias(self) -> bool:

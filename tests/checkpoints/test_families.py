@@ -125,6 +125,9 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
         ("modernbert", {"rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}, "global_rope_theta": 5.0},
          {"rotary_theta": 5.0, "local_rotary_theta": 3.0}),
         ("modernbert", {"local_rope_theta": None}, {"rotary_theta": 160_000.0, "local_rotary_theta": 160_000.0}),
+        ("modernbert", {"hidden_activation": "silu", "position_embedding_type": "sans_pos"},
+         {"head_activation": "gelu_exact"}),
+        ("modernbert", {"classifier_activation": "swish"}, {"head_activation": "silu"}),
         ("modernbert", {"rope_scaling": {"factor": 2}}, "it can be default"),
         ("modernbert", {"rope_parameters": {"sliding_attention": {"type": "linear"}}}, 'the rope_type "linear"'),
         ("modernbert", {"mlp_bias": True, "attention_bias": True, "classifier_bias": True}, {}),
@@ -277,7 +280,8 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
         ("modernbert", {"local_attention": "x"}, "another kind of file"),
         ("modernbert", {"decoder_bias": False}, "decoder_bias is false"),
-        ("modernbert", {"hidden_activation": "silu"}, "hidden_activation is"),
+        ("modernbert", {"hidden_activation": "mish"}, "hidden_activation is"),
+        ("modernbert", {"classifier_activation": "mish"}, "classifier_activation is"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, message):
@@ -311,6 +315,8 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, mess
         ("jina_embeddings_v3", {"positions": "learned"}, "model.positions learned has no counterpart"),
         ("roberta", {"rotary_stretch": 2.0}, "model.rotary_stretch 2.0 has no counterpart"),
         ("modernbert", {"feed_forward": "plain"}, "model.feed_forward plain"),
+        ("modernbert", {"activation": "silu"}, "model.activation silu has no counterpart .*; it has gelu_exact"),
+        ("roberta", {"head_activation": "silu"}, "model.head_activation silu has no counterpart"),
     ],
 )
 def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, changes, message):

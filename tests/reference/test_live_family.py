@@ -75,6 +75,10 @@ CASES = {  # a name -> family, what is not the same in its configuration
                                                 "local_attention": 2}),
     "modernbert-biases": ("modernbert", MODERN | {"norm_bias": True, "attention_bias": True, "mlp_bias": True,
                                                   "classifier_bias": True}),
+    "modernbert-silu": ("modernbert", MODERN | {"hidden_activation": "silu", "classifier_activation": "silu",
+                                                "position_embedding_type": "sans_pos"}),
+    "modernbert-relu": ("modernbert", MODERN | {"hidden_activation": "relu", "classifier_activation": "gelu"}),
+    "modernbert-head": ("modernbert", MODERN | {"classifier_activation": "gelu_new"}),
 }  # fmt: skip
 # models of vectors are written as bare encoders or masked language models
 TASKS = [name for name, head in HEADS.items() if not isinstance(head, Embeddings)]

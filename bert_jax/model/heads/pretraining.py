@@ -53,7 +53,7 @@ def transformed(config: ModelConfig, hidden: jax.Array) -> jax.Array:
     """
     how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
     dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
-    hidden = activate(config.activation, *dense(hidden))
+    hidden = activate(config.words_activation, *dense(hidden))
     return layer_norm(config)(hidden).astype(config.compute_dtype)
 
 

@@ -26,7 +26,7 @@ class Discriminator(nn.Module):
         """Returns [B, L, 1] float32: above 0 where a token of hidden vectors [B, L, H] seems replaced."""
         config = self.config
         hidden = activate(
-            config.activation,
+            config.words_activation,
             *Dense(config, config.hidden_size, add=False, name="transform")(hidden),
         )
         return Dense(config, 1, "float32", name="output")(hidden)
