@@ -16,6 +16,7 @@ LINES = [
 ]
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 ALBERT = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|mask|>")
 BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 
 
@@ -42,6 +43,22 @@ def bytes_of_modernbert(lines: Sequence[str] = LINES, size: int = 400) -> Tokeni
     made.train_from_iterator(lines, trainer)
     made.normalizer = normalizers.NFC()
     made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return made
+
+
+def bytes_of_llama(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
+    """As EuroBERT has it: no token for what is not known, and the end of a text is padding, too."""
+    made = Tokenizer(models.BPE(ignore_merges=True))
+    words = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
+    split = [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence(split), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made.train_from_iterator(
+        lines, trainers.BpeTrainer(vocab_size=size - 3, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.add_special_tokens([*LLAMA])  # behind the others
+    begin, end, _ = LLAMA
+    made.post_processor = _template(begin, end, made, f"{begin} $A {end} $B {end}")
     return made
 
 
@@ -129,8 +146,8 @@ def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.Temp
 
 
 KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words,
-         "mpnet": words_of_mpnet, "dnabert": letters_of_dnabert, "albert": unigram_of_albert,
-         "deberta": unigram_of_deberta}  # fmt: skip
+         "mpnet": words_of_mpnet, "llama": bytes_of_llama, "dnabert": letters_of_dnabert,
+         "albert": unigram_of_albert, "deberta": unigram_of_deberta}  # fmt: skip
 
 
 def write_described(
@@ -143,6 +160,9 @@ def write_described(
     roles = ("cls", "pad", "sep", "unk", "mask")
     names = ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]") if kind == "albert" else names
     about = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{r}_token": n for r, n in zip(roles, names)}
+    if kind == "llama":
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+        about |= dict(zip(("bos_token", "eos_token", "mask_token"), LLAMA)) | {"pad_token": LLAMA[1]}
     if kind == "mpnet":
         about |= {"unk_token": "[UNK]", "tokenizer_class": "MPNetTokenizer"}
     if kind in ("albert", "deberta"):

@@ -33,7 +33,8 @@ def random_params(config=None, num_classes: int = 3, seed: int = 0, parts: tuple
     shapes = abstract_params(config, num_classes)
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
     params["encoder"]["embeddings"]["word"]["embedding"][config.vocab_size :] = 0
-    params["mlm"]["output_bias"][config.vocab_size :] = 0
+    mlm = params["mlm"]
+    (mlm["words"]["embedding"] if "words" in mlm else mlm["output_bias"])[config.vocab_size :] = 0
     if parts is not None:
         if "pooler" not in parts:
             del params["encoder"]["pooler"]

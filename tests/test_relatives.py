@@ -38,11 +38,12 @@ FAMILIES = {  # family -> its size, its kind of tokenizer
     "electra": ("electra-small", ""),
     "albert": ("albert-base", "albert"),
     "mpnet": ("mpnet-base", "mpnet"),
-    "deberta-v2": ("deberta-v3-small", ""),
+    "deberta-v2": ("deberta-v3-small", "deberta"),
     "jina_bert": ("jina-bert-small", "dnabert"),
     "nomic_bert": ("nomic-bert", ""),
     "gte": ("gte", "xlmr"),
     "jina_embeddings_v3": ("jina-embeddings-v3", "xlmr"),
+    "eurobert": ("eurobert-210m", "llama"),
     "modernbert": ("modernbert-mini", "modernbert"),
 }
 NAMES = {"b": "Ber", "d": "Dén", "f": "Fos"}  # what is found in texts, of more than one token; a label each
@@ -161,7 +162,9 @@ def test_a_relative_learns_a_task_predicts_and_goes_back(start, tmp_path, family
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["roberta", "mpnet", "deberta-v2", "jina_bert", "nomic_bert", "modernbert"])
+@pytest.mark.parametrize(
+    "family", ["roberta", "mpnet", "deberta-v2", "jina_bert", "nomic_bert", "eurobert", "modernbert"]
+)
 def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, family):
     write_corpus(tmp_path / "text.txt")
     options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, holdout_rate=0.1)

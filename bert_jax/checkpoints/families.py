@@ -102,6 +102,7 @@ _MORE: tuple[tuple[str, ...], ...] = (
     ),
     ("dense", "encoder/layers/mlp/gate", "bert.encoder.layer.{i}.gate.dense"),
     ("norm", "encoder/pooler/norm", "bert.pooler.norm"),
+    ("words", "mlm/words", "lm_head"),
     ("dense", "discriminator/transform", "discriminator_predictions.dense"),
     ("dense", "discriminator/output", "discriminator_predictions.dense_prediction"),
 )
@@ -164,7 +165,9 @@ _FIXED: dict[str, Any] = {
         "score_bias",
         "rotary_stretch",
         "window",
+        "num_key_heads",
         "norm",
+        "norm_kind",
         "norm_bias",
         "dense_bias",
         "unbiased",
@@ -795,6 +798,62 @@ class JinaEmbeddingsV3(Rotary):
     )
 
 
+class EuroBert(Rotary):
+    """Boizard et al. 2025: Llama's layers, that see both sides; the masked head is a table of its own."""
+
+    prefix, usual, base = "EuroBert", "eurobert-210m", "model"
+    settings = {
+        ours: theirs
+        for ours, theirs in SETTINGS.items()
+        if ours not in ("type_vocab_size", "hidden_dropout_rate")
+    } | {"attention_dropout_rate": "attention_dropout", "layer_norm_epsilon": "rms_norm_eps"}
+    fixed = {
+        name: value
+        for name, value in Rotary.fixed.items()
+        if name not in ("num_key_heads", "pooling")
+    } | {
+        "type_vocab_size": 0,
+        "norm": "before_all",
+        "norm_kind": "rms",
+        "norm_bias": False,
+        "unbiased": "layers",
+        "feed_forward": "gated",
+    }
+    modules = _rotary_modules("model", "gate_proj", "down_proj", "up_proj") | {
+        "encoder/embeddings/word": "model.embed_tokens",
+        # the norm before the next layer is the one after this layer, and the last is the final one
+        "encoder/embeddings/norm": "model.layers.0.input_layernorm",
+        "encoder/layers/mlp/norm": "model.layers.{next}.input_layernorm|model.norm",
+        "encoder/pooler": "dense",
+    }
+    tied = ("", "")
+    token_ids = _ENDS | {"mask_token_id": "mask_id"}
+    activations = NomicBert.activations
+    usual_activation = "silu"
+    lacks = ("ForQuestionAnswering", "ForMultipleChoice")
+    refused = (
+        ("attention_bias", (None, False)),
+        ("mlp_bias", (None, False)),
+        *((name, (None, "late", "mean", "bos")) for name in ("classifier_pooling", "clf_pooling")),
+    )
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        heads = settings.get("num_attention_heads", model_size(self.usual).num_heads)
+        of_keys = settings.get("num_key_value_heads") or heads
+        pooling = settings.get("classifier_pooling") or settings.get("clf_pooling") or "late"
+        return super().read(settings) | {
+            "num_key_heads": 0 if of_keys == heads else of_keys,
+            "pooling": "cls" if pooling == "bos" else pooling,
+        }
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        return super().write(config) | {
+            "num_key_value_heads": config.num_key_heads or config.num_heads,
+            "head_dim": config.head_size,
+            "classifier_pooling": "bos" if config.pooling == "cls" else config.pooling,
+        }
+
+
 class ModernBert(Family):
     """Warner et al. 2024: rotary positions, local layers, norms before blocks."""
 
@@ -806,7 +865,9 @@ class ModernBert(Family):
         "score_bias": "none",
         "rotary_stretch": 1.0,
         "unbiased": "none",
+        "num_key_heads": 0,
         "norm": "before",
+        "norm_kind": "layer",
         "feed_forward": "gated",
         "layer_groups": 0,
         "type_vocab_size": 0,
@@ -930,6 +991,7 @@ FAMILIES: dict[str, Family] = {
     "nomic_bert": NomicBert(),
     "gte": Gte(),
     "jina_embeddings_v3": JinaEmbeddingsV3(),
+    "eurobert": EuroBert(),
     "modernbert": ModernBert(),
 }
 

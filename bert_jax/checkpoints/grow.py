@@ -87,9 +87,10 @@ def grow(
 
     params = jax.device_get(bert.params)
     embeddings = params["encoder"]["embeddings"]
-    embeddings["word"]["embedding"] = with_words(embeddings["word"]["embedding"])
-    if "mlm" in params:
-        params["mlm"]["output_bias"] = with_words(params["mlm"]["output_bias"])
+    head = params.get("mlm", {})
+    for holder in (embeddings["word"], head, head.get("words", {})):
+        for name in {"embedding", "output_bias"} & holder.keys():
+            holder[name] = with_words(holder[name])
     if config.positions == "learned":
         table, offset = embeddings["position"]["embedding"], config.position_offset
         places = np.arange(config.max_positions) % bert.config.max_positions

@@ -45,6 +45,7 @@ from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.multilabel import MULTILABEL
+from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.heads.table import HEADS, embedding_head, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
@@ -112,7 +113,14 @@ def load_hf(folder: Folder) -> Imported:
         (head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None
     )
     kind = class_of(declared, config.family) if declared else ""
-    with open_weights(folder, config.family, kind) as (name, shapes, read):
+    shares = config.block.has_own_words and declared is MASKED_LM
+    shares = shares and settings.get("tie_word_embeddings") is True
+    if shares:
+        notes.append(
+            "its masked language model shares the table of words (tie_word_embeddings), and here has a copy, which "
+            "training changes by itself"
+        )
+    with open_weights(folder, config.family, kind, shares) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name, kind)
         notes += [
             f"{name} has {what}; it is not read"
@@ -295,7 +303,7 @@ def _settings(
             "model_type": family.model_type or config.family,
             family.activation: NAMES_OF_ACTIVATIONS[config.activation],
             "pad_token_id": tokenizer.pad_id,
-            "tie_word_embeddings": True,
+            "tie_word_embeddings": not config.block.has_own_words,
         }
         | {theirs: getattr(tokenizer, name) for theirs, name in family.token_ids.items()}
         | family.write(config)

@@ -28,11 +28,12 @@ _METADATA = {"format": "pt"}  # without it older versions of transformers refuse
 
 @contextlib.contextmanager
 def open_weights(
-    folder: Folder, family: str = "bert", kind: str = ""
+    folder: Folder, family: str = "bert", kind: str = "", shares_words: bool = False
 ) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
     """Yields the file (for messages), {name: shape} of all tensors, and a function that reads a tensor.
 
-    `family` and `kind`, the class of the model if known, determine which tensors repeat others; these are left out.
+    `family` and `kind`, the class of the model if known, determine which tensors repeat others; these are left out. If
+    it `shares_words`, the table of words is there once and stands for the masked language model's own, too.
     """
     shards = folder.matching("model-*-of-*.safetensors")
     if WEIGHTS in folder and (shards or INDEX in folder):
@@ -67,7 +68,7 @@ def open_weights(
         )
         shapes = {tensor.removeprefix(prefix): shape for tensor, shape in shapes.items()}
         shapes, read_one = _of_today(family, shapes, lambda tensor: read(prefix + tensor), name)
-        yield name, *_without_ties(family, kind, shapes, read_one, name)
+        yield name, *_without_ties(family, kind, shares_words, shapes, read_one, name)
 
 
 def read_tensors(folder: Folder) -> Arrays:
@@ -202,6 +203,7 @@ def _of_today(
 def _without_ties(
     family: str,
     kind: str,
+    shares_words: bool,
     shapes: dict[str, tuple[int, ...]],
     read: Callable[[str], np.ndarray],
     where: Path,
@@ -212,9 +214,12 @@ def _without_ties(
     """
     names = canonical_names(shapes, "hf", where, family, kind)
     table = {row.ours: row.hf for row in table_of(family)}
-    originals = (table["encoder/embeddings/word/embedding"], table["mlm/output_bias"])
+    words = table["encoder/embeddings/word/embedding"]
+    pairs = list(zip(FAMILIES[family].tied, (words, table["mlm/output_bias"]), strict=True))
+    if shares_words:
+        pairs.append((words, table["mlm/words/embedding"]))
     aliases = {}
-    for copy, original in zip(FAMILIES[family].tied, originals, strict=True):
+    for copy, original in pairs:
         if copy in names and original not in names:
             aliases[original] = names[copy]
         elif copy in names and not np.array_equal(read(names[copy]), read(names[original])):

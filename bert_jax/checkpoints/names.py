@@ -90,7 +90,7 @@ def canonical_names(
                 + (_OLD_LEAVES.get(leaf, leaf) if module.endswith("LayerNorm") else leaf)
             )
             if re.match(
-                r"(embeddings|embeddings_project|encoder|pooler|transformer|layers|final_norm)\.",
+                r"(embeddings|embeddings_project|embed_tokens|encoder|pooler|transformer|layers|norm|final_norm)\.",
                 canonical,
             ):
                 canonical = f"{of.base}.{canonical}"

@@ -41,7 +41,7 @@ MESH_AXES: dict[str | None, str | None] = {
 
 # Parameter path -> logical axes. The first match of the whole path wins.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"encoder/embeddings/word/embedding", ("vocab", "embed")),
+    (r"(encoder/embeddings/word|mlm/words)/embedding", ("vocab", "embed")),
     (r"encoder/embeddings/((position|type)/embedding|project/kernel)", (None, "embed")),
     (r"encoder/embeddings/(norm/scale|norm/bias|project/bias)", (None,)),
     (r"encoder/score_bias/embedding", (None, None)),
@@ -147,6 +147,7 @@ def check_divisible(
             raise InputError(f"batch_size {batch_size} is not divisible by {pieces}; use {use}")
     for name, size, axis in (
         ("model.num_heads", model.num_heads, "tensor"),
+        ("model.num_key_heads", model.key_size // model.head_size, "tensor"),
         ("model.intermediate_size", model.intermediate_size, "tensor"),
         ("model padded vocabulary", model.padded_vocab_size, "tensor"),
         ("model.hidden_size", model.hidden_size, "fsdp"),

@@ -117,6 +117,15 @@ def turn_heads(
     return turn(query, positions, frequencies), turn(key, positions, frequencies)
 
 
+def repeat_heads(config: ModelConfig, array: jax.Array) -> jax.Array:
+    """Returns keys or values [B, L, H] of [B, L, key heads x D]: each head as often as query heads read it."""
+    if config.key_size == config.hidden_size:
+        return array
+    heads = array.reshape(*array.shape[:2], -1, config.head_size)
+    repeated = jnp.repeat(heads, config.hidden_size // config.key_size, axis=2)
+    return repeated.reshape(*array.shape[:2], config.hidden_size)
+
+
 def rotate(
     array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_size: int
 ) -> jax.Array:

@@ -35,8 +35,8 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.batch import Batch, Encoded
-from bert_jax.devices.sharding import constrain_rows, whole
-from bert_jax.model.attention import SAVED, Sight, attend, turn_heads, what_is_seen
+from bert_jax.devices.sharding import constrain_rows
+from bert_jax.model.attention import SAVED, Sight, attend, repeat_heads, turn_heads, what_is_seen
 from bert_jax.model.distances import biases_of_model, vectors_of_layer
 from bert_jax.model.groups import by_layer, run_layers, sharing
 from bert_jax.model.inputs import check_batch
@@ -48,12 +48,12 @@ from bert_jax.model.parts import (
     Dropout,
     activate,
     layer_norm,
-    padded_normal,
-    truncated_normal,
+    small_rows,
+    words_table,
 )
 from bert_jax.model.score_bias import DistanceTable, bias_of_scores
 from bert_jax.model.sequences import vectors_of_sequences
-from bert_jax.model.tables import copy_to_rows, look_up, look_up_words
+from bert_jax.model.tables import copy_to_rows, look_up_words
 from bert_jax.settings.model import ModelConfig
 
 
@@ -65,47 +65,34 @@ class Embeddings(nn.Module):
     @nn.compact
     def __call__(
         self, batch: Batch, positions: jax.Array, deterministic: bool
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H].
-
-        The table is `ModelConfig.embedding_size` wide, if that is set.
-        """
+    ) -> tuple["Stream", jax.Array]:
+        """Returns the embedded tokens in the compute dtype, and copies of the word table [D, V padded, its width]."""
         config = self.config
-        width = config.embedding_width
-        initial = functools.partial(
-            padded_normal, stddev=config.initializer_stddev, size=config.vocab_size
-        )
-        words = nn.Embed(config.padded_vocab_size, width, embedding_init=initial, name="word")
+        words = words_table(config, "word")
         copies = copy_to_rows(words.embedding, batch.token_ids.shape[0], config.gradient_dtype)
         ids_of_copies = jnp.asarray(batch.token_ids, jnp.int32).reshape(copies.shape[0], -1)
         looked_up = jax.vmap(look_up_words)(copies, ids_of_copies)
-        summed = looked_up.reshape(*batch.token_ids.shape, width)
+        summed = looked_up.reshape(*batch.token_ids.shape, config.embedding_width)
         if batch.word_vectors is not None:
             summed = jnp.asarray(batch.word_vectors, summed.dtype)
         if config.positions == "learned":
             offset = config.position_offset  # RoBERTa's positions start at 2
             size = config.max_positions + offset
-            summed = summed + self._small_rows("position", size, positions + offset)
+            summed = summed + small_rows(config, "position", size, positions + offset)
         if config.type_vocab_size:
             types = batch.type_ids.astype(jnp.int32)
             if config.type_vocab_size == 1:  # a tokenizer may mark second sentences all the same
                 types = jnp.zeros_like(types)
-            summed = summed + self._small_rows("type", config.type_vocab_size, types)
+            summed = summed + small_rows(config, "type", config.type_vocab_size, types)
 
-        embedded = layer_norm(config)(summed)
-        embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
-        embedded = embedded.astype(config.compute_dtype)
+        drop = Dropout(config.hidden_dropout_rate)
+        if config.norm == "before_all":
+            summed = drop(summed, deterministic).astype(config.compute_dtype)
+            return Stream(layer_norm(config)(summed).astype(config.compute_dtype), summed), copies
+        embedded = drop(layer_norm(config)(summed), deterministic).astype(config.compute_dtype)
         if config.widens_embeddings:  # ELECTRA's and ALBERT's narrow tables
             embedded = Dense(config, config.hidden_size, name="project")(embedded)
-        return embedded, copies
-
-    def _small_rows(self, name: str, size: int, ids: jax.Array) -> jax.Array:
-        """Returns the rows `ids` [B, L] of a table of `size` rows."""
-        config = self.config
-        initial = truncated_normal(config.initializer_stddev)
-        table = nn.Embed(size, config.embedding_width, embedding_init=initial, name=name).embedding
-        # Replicated first: a sharded lookup would need communication.
-        return look_up(config.compute_dtype, config.matmul_precision, whole(table), ids)
+        return Stream(embedded, None), copies
 
 
 class Stream(NamedTuple):
@@ -115,9 +102,14 @@ class Stream(NamedTuple):
     # [B, L, H] before the norm; None with norm after the sum, where `hidden` is added to
     summed: jax.Array | None
 
+    @property
+    def output(self) -> jax.Array:
+        """What the next block adds to."""
+        return self.hidden if self.summed is None else self.summed
+
     def add(self, config: ModelConfig, update: jax.Array) -> "Stream":
         """Returns the stream after a block. The norm is that of the module that calls this."""
-        summed = (self.hidden if self.summed is None else self.summed) + update
+        summed = self.output + update
         hidden = layer_norm(config)(summed).astype(config.compute_dtype)
         return Stream(hidden, None if config.norm == "after" else summed)
 
@@ -136,11 +128,13 @@ class Attention(nn.Module):
         `is_global` says whether the layer sees whole sequences, and not windows.
         """
         config, probabilities = self.config, None
-        dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.layer_bias)
-        projections = {name: dense(name=name) for name in ("query", "key", "value")}
+        dense = functools.partial(Dense, config, has_bias=config.layer_bias)
+        sizes = {"query": config.hidden_size, "key": config.key_size, "value": config.key_size}
+        projections = {name: dense(size, name=name) for name, size in sizes.items()}
         query, key, value = (project(stream.hidden) for project in projections.values())
         if config.positions == "rotary":
             query, key = turn_heads(config, query, key, sight.positions, is_global)
+        key, value = repeat_heads(config, key), repeat_heads(config, value)
         biases: Any = sight.biases
         if isinstance(biases, DistanceTable):
             query, biases = vectors_of_layer(config, biases, projections, query, deterministic)
@@ -165,7 +159,7 @@ class Attention(nn.Module):
             context, probabilities = attend(query, key, value, attends, drop, precision, bias)
             context = checkpoint_name(context.reshape(stream.hidden.shape), SAVED)
 
-        update = dense(name="output", stddev=config.output_stddev)(context)
+        update = dense(config.hidden_size, name="output", stddev=config.output_stddev)(context)
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
         return stream.add(config, update), probabilities
 
@@ -251,23 +245,23 @@ class Encoder(nn.Module):
         check_batch(config, batch)
         sight = what_is_seen(config, batch, keep_attentions)
         embed = Embeddings(config, name="embeddings")
-        embedded, word_table = embed(batch, sight.positions, deterministic)
-        embedded = constrain_rows(embedded)
+        stream, word_table = embed(batch, sight.positions, deterministic)
+        stream = jax.tree.map(constrain_rows, stream)
+        embedded = stream.output
         sight = sight._replace(biases=biases_of_model(config, *batch.token_ids.shape))
 
         def layer(is_global: bool) -> Callable[..., tuple[Stream, tuple]]:
             def run(module: Layer, stream: Stream, _: None = None) -> tuple[Stream, tuple]:
                 stream, probabilities = module(stream, sight, is_global, deterministic)
                 stream = jax.tree.map(constrain_rows, stream)
-                output = stream.hidden if stream.summed is None else stream.summed
-                kept = output if keep_layers else None
+                kept = stream.output if keep_layers else None
                 return stream, (kept, probabilities if keep_attentions else None)
 
             if config.remat == "none":
                 return run
             return nn.remat(run, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
 
-        stream = Stream(embedded, None if config.norm == "after" else embedded)
+        stream = stream._replace(summed=embedded) if config.norm == "before" else stream
         apart = self.has_variable("params", layer_name(0))
         if (apart or config.num_local) and not self.is_initializing():
             module = Layer(config, parent=None)
@@ -285,8 +279,11 @@ class Encoder(nn.Module):
 
         hidden, pooled = stream.hidden, None
         if self.pool:
-            summaries = hidden if self.pool_tokens else vectors_of_sequences(config, hidden, batch)
+            late = config.pooling == "late" and not self.pool_tokens
+            first = self.pool_tokens or late  # each token passes through the pooler
+            summaries = hidden if first else vectors_of_sequences(config, hidden, batch)
             pooled = Pooler(config, name="pooler")(summaries, deterministic)
+            pooled = vectors_of_sequences(config, pooled, batch) if late else pooled
         layers = None
         if keep_layers:
             layers = jnp.concatenate([embedded[None], kept[:-1], hidden[None]])

@@ -21,15 +21,16 @@ def forward_flops(
     feed_forward = (
         (3 if model.feed_forward == "gated" else 2) * 2 * hidden * model.intermediate_size
     )
+    products = 4 * hidden * (hidden + model.key_size)  # queries and outputs, keys and values
     per_token = (
-        model.num_layers * (8 * hidden**2 + feed_forward)
-        + 2 * width * hidden * model.widens_embeddings
+        model.num_layers * (products + feed_forward) + 2 * width * hidden * model.widens_embeddings
     )
     of_local = min(sum_squared_lengths, num_tokens * (2 * model.window + 1))
     scores = (model.num_layers - model.num_local) * sum_squared_lengths + model.num_local * of_local
     # and the sums they weigh; vectors of distances have products of their own with queries and keys
     attention = (4 + 2 * len(model.distance_products)) * hidden * scores
-    masked_language_model = num_predictions * 2 * (hidden * width + width * model.vocab_size)
+    transforms = hidden * width * model.block.word_layers
+    masked_language_model = num_predictions * 2 * (transforms + width * model.vocab_size)
     pooler = num_sequences * 2 * hidden**2
     return per_token * num_tokens + attention + masked_language_model + pooler
 

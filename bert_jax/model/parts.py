@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from bert_jax.devices.sharding import whole
 from bert_jax.model.attention import SAVED
 from bert_jax.model.derivatives import with_rule
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.product import add_bias, product, widened
+from bert_jax.model.tables import look_up
 from bert_jax.settings.model import ModelConfig
 
 # of every matrix: at two standard deviations, not rescaled
@@ -25,6 +27,23 @@ def padded_normal(
     """Returns what a table of words starts with: random rows for `size` words, and zero rows for padding."""
     words = truncated_normal(stddev)(key, (size, *shape[1:]), dtype)
     return jnp.zeros(shape, dtype).at[:size].set(words)
+
+
+def words_table(config: ModelConfig, name: str) -> nn.Embed:
+    """Returns a table of words, whose rows that pad the vocabulary are 0."""
+    initial = functools.partial(
+        padded_normal, stddev=config.initializer_stddev, size=config.vocab_size
+    )
+    size, width = config.padded_vocab_size, config.embedding_width
+    return nn.Embed(size, width, embedding_init=initial, name=name)
+
+
+def small_rows(config: ModelConfig, name: str, size: int, ids: jax.Array) -> jax.Array:
+    """Returns the rows `ids` [B, L] of a table of `size` rows, a module of the one that calls this."""
+    initial = truncated_normal(config.initializer_stddev)
+    table = nn.Embed(size, config.embedding_width, embedding_init=initial, name=name).embedding
+    # Replicated first: a sharded lookup would need communication.
+    return look_up(config.compute_dtype, config.matmul_precision, whole(table), ids)
 
 
 ACTIVATIONS = {
@@ -77,14 +96,16 @@ class Dense(nn.Module):
         return add_bias(multiplied, bias) if self.add else (multiplied, bias)
 
 
-def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
-    """Returns layer norm over the last axis, in float32.
+def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm | nn.RMSNorm:
+    """Returns layer norm, or the norm that `ModelConfig.norm_kind` is, over the last axis, in float32.
 
     Flax's fast variance E[x^2] - E[x]^2 is not used: rounding can make it negative, and epsilon is only 1e-12. The
     backward pass recomputes layer norm from its input, which is cheap and saves keeping float32 arrays. (XLA may keep
     them all the same where layers are unrolled.)
     """
     norm = functools.partial(nn.remat(nn.LayerNorm, prevent_cse=False), use_bias=config.norm_bias)
+    if config.norm_kind == "rms":
+        norm = nn.remat(nn.RMSNorm, prevent_cse=False)
     return norm(
         epsilon=config.layer_norm_epsilon,
         dtype=config.wide_dtype,

@@ -49,7 +49,7 @@ def mean_of_sequences(
 def vectors_of_sequences(config: ModelConfig, hidden: jax.Array, batch: Batch) -> jax.Array:
     """Returns one vector for each sequence, [B, M, H]: its first token's, or the mean of all."""
     positions = jnp.asarray(batch.cls_positions, jnp.int32)
-    if config.pooling == "mean":
+    if config.pooling != "cls":
         means = mean_of_sequences(
             hidden, batch.sequence_ids, positions.shape[1], config.matmul_precision
         )

@@ -43,11 +43,11 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
     if config.widens_embeddings:
         embeddings["project"] = dense(width, hidden)
 
-    products = ("query", "key", "value", "output")
-    attention = {name: dense(hidden, hidden, layers, config.layer_bias) for name in products}
+    products = {"query": hidden, "key": config.key_size, "value": config.key_size, "output": hidden}
     own = () if config.distance_shared else config.distance_products
-    attention |= {
-        f"distance_{name}": dense(hidden, hidden, layers, config.layer_bias) for name in own
+    products |= {f"distance_{name}": hidden for name in own}
+    attention = {
+        name: dense(hidden, size, layers, config.layer_bias) for name, size in products.items()
     }
     feed_forward = {
         "intermediate": dense(hidden, wide, layers, config.wide_bias),
@@ -78,6 +78,8 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
         "classifier": dense(hidden, num_classes),
         "span": dense(hidden, 2),
     }
+    if config.block.has_own_words:
+        params["mlm"] = {"words": {"embedding": leaf(vocab_size, width)}}
     if config.score_bias == "buckets":
         params["encoder"]["score_bias"] = {"embedding": leaf(BUCKETS, config.num_heads)}
     if config.score_bias == "vectors":

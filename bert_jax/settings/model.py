@@ -42,13 +42,16 @@ class ModelConfig(Section):
     hidden_size: int = _count(768)
     num_layers: int = _count(12)
     num_heads: int = _count(12)
+    # of keys and values, each for a run of the heads of queries; 0 is num_heads
+    num_key_heads: int = _count(0, least=0)
     intermediate_size: int = _count(3072)
     max_positions: int = _count(512)
     type_vocab_size: int = _count(2, least=0)
     # whose heads the model has, one of `BLOCKS`: what stands before a classifier's logits, and names elsewhere
     family: str = choice(*BLOCKS, affects="model")
-    # what a classifier of sequences reads: "cls", the first token, or "mean"
-    pooling: str = choice("cls", "mean", affects="model")
+    # what a classifier of sequences reads: "cls", the first token; "mean"; or "late", the mean of what the layers
+    # before the logits make of each token
+    pooling: str = choice("cls", "mean", "late", affects="model")
     # "learned", "none", or "rotary": queries and keys are turned
     positions: str = choice("learned", "none", "rotary", affects="model")
     # first row of the learned table that is used; 2 for RoBERTa
@@ -77,8 +80,11 @@ class ModelConfig(Section):
     # tokens to each side that a local layer sees; 0 makes every layer global
     window: int = _count(0, least=0)
     global_every: int = _count(3)  # with a window, layers 0, n, 2 n, ... are global
-    # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized
-    norm: str = choice("after", "before", affects="model")
+    # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized;
+    # "before_all", before the first too, with a sum that begins with what is not normalized
+    norm: str = choice("after", "before", "before_all", affects="model")
+    # "layer" norm, or "rms": the mean is not taken off
+    norm_kind: str = choice("layer", "rms", affects="model")
     norm_bias: bool = setting(True, "model")  # of all layer norms
     dense_bias: bool = setting(True, "model")  # of all dense layers but classifiers
     # with dense_bias, what has no bias all the same: "layers", or "wide", the first products of feed-forward blocks
@@ -167,6 +173,11 @@ class ModelConfig(Section):
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def key_size(self) -> int:
+        """Columns of keys and of values."""
+        return (self.num_key_heads or self.num_heads) * self.head_size
 
     @property
     def embedding_width(self) -> int:
@@ -259,6 +270,19 @@ class ModelConfig(Section):
             self.hidden_size % self.num_heads,
             f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
             f"use {nearest_multiples(self.hidden_size, self.num_heads)}",
+        )
+        yield (
+            self.num_heads % (self.num_key_heads or 1),
+            f"model.num_heads {self.num_heads} is not divisible by model.num_key_heads {self.num_key_heads}; "
+            f"use {nearest_multiples(self.num_heads, self.num_key_heads or 1)}",
+        )
+        yield (
+            self.norm_kind == "rms" and self.norm_bias,
+            "model.norm_kind rms has no bias; set model.norm_bias=False",
+        )
+        yield (
+            self.norm == "before_all" and self.embedding_size,
+            f"model.embedding_size {self.embedding_size} needs another model.norm than before_all",
         )
         yield (
             self.num_layers % self.num_stacked,

@@ -13,6 +13,14 @@ class Block(NamedTuple):
     of_tokens: bool = False  # whether tokens and spans pass through it, not sequences alone
     of_encoder: bool = True  # whether the bare encoder has it, as BERT has its pooler
     span_dropout: bool = False  # before the logits of spans
+    # dense layers before the logits of words: one, with a norm, then the word table and a bias; or none, then a table
+    # of its own and no bias
+    word_layers: int = 1
+
+    @property
+    def has_own_words(self) -> bool:
+        """Whether the table of a masked language model is not that of words."""
+        return self.word_layers != 1
 
 
 _AS_ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3")
@@ -25,6 +33,7 @@ BLOCKS: dict[str, Block] = {
     "electra": Block("gelu_exact", dropout=True, of_encoder=False),
     "deberta-v2": Block("gelu_exact", of_encoder=False),
     **dict.fromkeys(("nomic_bert", "gte"), Block(of_encoder=False)),
+    "eurobert": Block("gelu_exact", of_encoder=False, word_layers=0),
     "modernbert": Block(
         "gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True
     ),
@@ -95,6 +104,34 @@ def _rotary(size: str, family: str, theta: float, **changes: Any) -> tuple[str, 
     return size, {"family": family, "activation": "gelu_exact", **shape, **changes}
 
 
+def _eurobert(
+    layers: int, hidden: int, wide: int, heads: int, key_heads: int
+) -> tuple[str, dict[str, Any]]:
+    return "base", {
+        "family": "eurobert",
+        "vocab_size": 128_256,
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_key_heads": key_heads,
+        "intermediate_size": wide,
+        "max_positions": 8192,
+        "type_vocab_size": 0,
+        "pooling": "late",
+        "positions": "rotary",
+        "rotary_theta": 250_000.0,
+        "norm": "before_all",
+        "norm_kind": "rms",
+        "norm_bias": False,
+        "unbiased": "layers",
+        "feed_forward": "gated",
+        "activation": "silu",
+        "hidden_dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+        "layer_norm_epsilon": 1e-5,
+    }
+
+
 def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any]]:
     return "base", {
         "family": "modernbert",
@@ -121,8 +158,8 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
 # Clark et al. 2020, discriminators; Lan et al. 2020, the second release; He et al. 2023; Song et al. 2020;
-# Günther et al. 2023, "Jina Embeddings 2"; Nussbaum et al. 2024; Zhang et al. 2024; Sturua et al. 2024; Warner et al.
-# 2024. The small ones of ModernBERT are ours.
+# Günther et al. 2023, "Jina Embeddings 2"; Nussbaum et al. 2024; Zhang et al. 2024; Sturua et al. 2024; Boizard et al.
+# 2025; Warner et al. 2024. The small ones of ModernBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
     "roberta-large": _roberta("large"),
@@ -167,6 +204,9 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "jina-embeddings-v3": _rotary(
         *("large", "jina_embeddings_v3", 20_000.0), max_positions=8194, layer_norm_epsilon=1e-5
     ),
+    "eurobert-210m": _eurobert(12, 768, 3072, 12, 0),
+    "eurobert-610m": _eurobert(26, 1152, 4096, 18, 6),
+    "eurobert-2.1b": _eurobert(32, 2304, 6144, 18, 6),
     "modernbert-mini": _modernbert(4, 256, 384),
     "modernbert-small": _modernbert(4, 512, 768),
     "modernbert-base": _modernbert(22, 768, 1152),

@@ -294,6 +294,10 @@ def _special_tokens(
                 else model.get("unk_token")
             )
         named = named or next((token for token in (usual, f"<{role}>") if token in ids), None)
+        if role == "unk" and model.get("type") == "BPE" and not named:
+            named = tokens[
+                "pad"
+            ]  # never given: without one, a BPE leaves out what it does not know
         if named not in ids:
             what = (
                 f"{role}_token {shown(named)} is not in"

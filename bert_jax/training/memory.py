@@ -141,7 +141,7 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
 
     def of_tokens(remat: str) -> float:
         narrow, wide, masks = _KEPT_OF_TOKENS[remat]
-        narrow += 2 * (model.norm == "before" and remat == "none")  # sums beside their norms
+        narrow += 2 * (model.norm != "after" and remat == "none")  # sums beside their norms
         wide += _KEPT_OF_GATE[remat] * (model.feed_forward == "gated")
         numbers = narrow * model.hidden_size + wide * model.intermediate_size
         return numbers * size + model.hidden_size * masks * dropout

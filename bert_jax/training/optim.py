@@ -18,7 +18,7 @@ from bert_jax.settings.pretraining import OptimizerConfig
 DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r"(.*/)?norm/(scale|bias)", False),
     (r".*/(bias|output_bias|score_bias/embedding)", False),
-    (r"encoder/(embeddings/(word|position|type)|distances)/embedding", True),
+    (r"(encoder/(embeddings/(word|position|type)|distances)|mlm/words)/embedding", True),
     (r".*/kernel", True),
     (r"(?!encoder/).*", False),  # the weights of a probe's layers, and all others of a custom head
 )

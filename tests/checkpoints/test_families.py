@@ -38,7 +38,7 @@ SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camember
          "distilbert": "distilbert", "electra": "electra-small", "albert": "albert-base", "mpnet": "mpnet-base",
          "deberta-v2": "deberta-v3-base", "jina_bert": "jina-bert-base",
          "nomic_bert": "nomic-bert", "gte": "gte", "jina_embeddings_v3": "jina-embeddings-v3",
-         "modernbert": "modernbert-mini"}  # fmt: skip
+         "eurobert": "eurobert-210m", "modernbert": "modernbert-mini"}  # fmt: skip
 
 PADS = {"mpnet": 1}  # 0 in the others
 
@@ -106,6 +106,9 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
          {"rotary_theta": 5.0}),
         ("jina_embeddings_v3", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
          {"rotary_theta": 20_000.0, "rotary_stretch": 4.0}),
+        ("eurobert", {"clf_pooling": "bos", "num_key_value_heads": 3, "rope_theta": 9.0},
+         {"rotary_theta": 9.0, "num_key_heads": 3, "pooling": "cls"}),
+        ("eurobert", {"num_key_value_heads": None}, {"rotary_theta": 10_000.0, "num_key_heads": 0, "pooling": "late"}),
         ("electra", {}, {"embedding_size": 128}),
         ("electra", {"embedding_size": 256}, {"embedding_size": 0}),
         ("electra", {"hidden_size": 128}, {"embedding_size": 0}),
@@ -278,6 +281,10 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("deberta-v2", {"max_relative_positions": 60, "position_buckets": 200}, "use 102 or more"),
         ("mpnet", {"pad_token_id": 0}, "pad_token_id is 0, which this MPNet cannot compute; it can be 1"),
         ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
+        ("eurobert", {"mlp_bias": True}, "mlp_bias is true, which this EuroBert cannot compute"),
+        ("eurobert", {"head_dim": 16}, "head_dim is 16; it can be 8"),
+        ("eurobert", {"num_key_value_heads": 2}, "num_heads 3 is not divisible by model.num_key_heads 2"),
+        ("eurobert", {"rope_parameters": {"rope_type": "llama3"}}, 'rope_type "llama3"'),
         ("modernbert", {"local_attention": "x"}, "another kind of file"),
         ("modernbert", {"decoder_bias": False}, "decoder_bias is false"),
         ("modernbert", {"hidden_activation": "mish"}, "hidden_activation is"),
@@ -314,6 +321,9 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, mess
         ("gte", {"activation": "silu"}, "model.activation silu has no counterpart"),
         ("jina_embeddings_v3", {"positions": "learned"}, "model.positions learned has no counterpart"),
         ("roberta", {"rotary_stretch": 2.0}, "model.rotary_stretch 2.0 has no counterpart"),
+        ("roberta", {"num_key_heads": 1}, "model.num_key_heads 1 has no counterpart in transformers' Roberta"),
+        ("modernbert", {"norm_kind": "rms"}, "model.norm_kind rms has no counterpart"),
+        ("eurobert", {"norm": "before"}, "model.norm before has no counterpart"),
         ("modernbert", {"feed_forward": "plain"}, "model.feed_forward plain"),
         ("modernbert", {"activation": "silu"}, "model.activation silu has no counterpart .*; it has gelu_exact"),
         ("roberta", {"head_activation": "silu"}, "model.head_activation silu has no counterpart"),
@@ -362,6 +372,22 @@ def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language
     pooler, mlm = whole.params["encoder"]["pooler"], start.params["mlm"]
     np.testing.assert_array_equal(pooler["kernel"], mlm["transform"]["kernel"])
     np.testing.assert_array_equal(pooler["norm"]["scale"], mlm["norm"]["scale"])
+
+
+def test_a_table_that_eurobert_shares_is_copied(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    save_hf(tmp_path / "out", *bert_of("eurobert", "masked_lm"))
+    weights, about = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "config.json"
+    arrays = load_file(weights)
+    del arrays["lm_head.weight"]
+    save_file(arrays, weights)
+    assert "has no mlm" in str(load_hf(tmp_path / "out").notes)
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"tie_word_embeddings": True}))
+    loaded = load_hf(tmp_path / "out")
+    assert loaded.task == "masked_lm" and "shares the table of words" in str(loaded.notes)
+    table = loaded.params["encoder"]["embeddings"]["word"]["embedding"]
+    np.testing.assert_array_equal(loaded.params["mlm"]["words"]["embedding"], table)
 
 
 def test_sizes_of_albert_have_its_numbers_of_parameters():

@@ -40,6 +40,15 @@ DEBERTA |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 DEBERTA_V3 = DEBERTA | {"position_buckets": 8, "max_relative_positions": 30, "share_att_key": True}
 DEBERTA_V3 |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
 MPNET = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 42, "layer_norm_eps": 1e-5}
+EURO = SHAPE | {
+    "intermediate_size": 50,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "mask_token_id": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+}
 CASES = {  # a name -> family, what is not the same in its configuration
     "roberta": ("roberta", TYPED | {"layer_norm_eps": 1e-5}),
     "xlm-roberta": ("xlm-roberta", TYPED),
@@ -70,6 +79,10 @@ CASES = {  # a name -> family, what is not the same in its configuration
     "gte-no-types": ("gte", TYPED | {"type_vocab_size": 0, "layer_norm_eps": 1e-5}),
     "gte-linear": ("gte", TYPED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 90.0}}),
     "jina3": ("jina_embeddings_v3", TYPED | {"max_position_embeddings": 300}),
+    "eurobert": ("eurobert", EURO),
+    "eurobert-mean": ("eurobert", EURO | {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-3,
+                                          "classifier_pooling": "mean"}),
+    "eurobert-bos": ("eurobert", EURO | {"num_key_value_heads": 1, "classifier_pooling": "bos", "hidden_act": "gelu"}),
     "modernbert": ("modernbert", MODERN),
     "modernbert-mean": ("modernbert", MODERN | {"classifier_pooling": "mean", "global_attn_every_n_layers": 2,
                                                 "local_attention": 2}),
@@ -221,7 +234,13 @@ def test_debertas_older_masked_language_model_is_told_by_its_names(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("roberta", "roberta"), ("xlm-roberta", "xlmr"), ("mpnet", "mpnet"), ("modernbert", "modernbert")],
+    [
+        ("roberta", "roberta"),
+        ("xlm-roberta", "xlmr"),
+        ("mpnet", "mpnet"),
+        ("eurobert", "llama"),
+        ("modernbert", "modernbert"),
+    ],
 )
 def test_texts_give_the_same_logits_with_a_tokenizer_of_its_own(tmp_path, family, kind):
     """From transformers to ours and back, pairs of texts too: ids, positions, types and logits."""

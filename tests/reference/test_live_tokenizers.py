@@ -50,7 +50,10 @@ def same(ours, other):
     assert ours.vocab_size == len(other)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "albert", "deberta"])
+KINDS = ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "albert", "deberta", "llama"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_rows_and_the_way_back(tmp_path, kind):
     directory = write_described(tmp_path / "there", kind, **({"model_input_names": TYPES} if kind == "words" else {}))
     ours, notes = load_hf_tokenizer(directory)
@@ -91,7 +94,7 @@ def test_what_each_class_makes_of_the_files(tmp_path, kind, name, settings):
     same(load_tokenizer(directory), theirs(directory))
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "llama"])
 def test_words_of_a_sentence(tmp_path, kind):
     """Training puts a blank before every word where that changes its tokens, and the export says so."""
     ours = load_hf_tokenizer(write_described(tmp_path / "there", kind))[0]

@@ -12,9 +12,9 @@ from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Linear, Model
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
-from bert_jax.model.parts import Dense, activate, layer_norm
+from bert_jax.model.parts import Dense, activate, layer_norm, words_table
 from bert_jax.model.product import matmul_precision, product
-from bert_jax.model.tables import take_rows
+from bert_jax.model.tables import copy_to_rows, take_rows
 from bert_jax.settings.model import ModelConfig
 
 
@@ -31,9 +31,7 @@ class MaskedLanguageModel(nn.Module):
         """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
         config = self.config
         hidden = transformed(config, hidden)
-        bias = self.param(
-            "output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32
-        )
+        word_table, bias = own_words(self, config, hidden.shape[0], word_table)
         logits = against_words(config, hidden, word_table)
         # The rows that pad the vocabulary are zero, so masking the bias masks their logits. The bias is added as a
         # product with ones, because its gradient is then a matrix product too: only products and the loss itself make
@@ -51,10 +49,23 @@ def transformed(config: ModelConfig, hidden: jax.Array) -> jax.Array:
 
     Its modules belong to the module that calls it.
     """
+    if not config.block.word_layers:
+        return hidden
     how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
     dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
     hidden = activate(config.words_activation, *dense(hidden))
     return layer_norm(config)(hidden).astype(config.compute_dtype)
+
+
+def own_words(
+    head: nn.Module, config: ModelConfig, num_rows: int, word_table: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the table of a masked language model, copies as of `word_table` or of its own, and its bias [V]."""
+    size = config.padded_vocab_size
+    if not config.block.has_own_words:
+        return word_table, head.param("output_bias", nn.initializers.zeros, (size,), jnp.float32)
+    table = words_table(config, "words").embedding
+    return copy_to_rows(table, num_rows, config.gradient_dtype), jnp.zeros(size, jnp.float32)
 
 
 def against_words(config: ModelConfig, hidden: jax.Array, word_table: jax.Array) -> jax.Array:

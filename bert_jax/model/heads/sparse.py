@@ -22,7 +22,7 @@ from bert_jax.model.derivatives import with_rule
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.embedding import Embeddings, vectors_of_examples
 from bert_jax.model.heads.labels import Spot
-from bert_jax.model.heads.pretraining import against_words, transformed
+from bert_jax.model.heads.pretraining import against_words, own_words, transformed
 from bert_jax.model.losses import Pair
 from bert_jax.model.sequences import last_positions
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
@@ -143,15 +143,10 @@ class WordWeights(nn.Module):
         Logits of all tokens [B, L] and all words are too many to hold, so they are made for some words at a time, and
         again in the backward pass.
         """
-        config, table = self.config, encoded.word_table
+        config = self.config
         hidden = transformed(config, encoded.hidden)
+        table, bias = own_words(self, config, hidden.shape[0], encoded.word_table)
         copies, size, width = table.shape
-        bias = self.param(
-            "output_bias",
-            nn.initializers.zeros,
-            (size,),
-            jnp.float32,
-        )
         ids = jnp.asarray(batch.sequence_ids, jnp.int32)
         num_places = batch.cls_positions.shape[1]
 

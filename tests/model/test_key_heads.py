@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fewer key heads, RMS norm before every block and a table of the masked head's own: packed, long, on eight devices."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import random_batch
+from hf_models import random_params
+
+from bert_jax.batch import pad_rows
+from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding, tree_shardings
+from bert_jax.errors import InputError
+from bert_jax.model.flops import forward_flops
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.objective import encode, forward, init_params
+from bert_jax.model.shapes import abstract_params
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.training.optim import decay_mask
+
+EURO = dataclasses.replace(
+    model_size("eurobert-210m"), vocab_size=203, hidden_size=32, num_layers=3, num_heads=4, num_key_heads=2,
+    intermediate_size=48, unroll=1,
+)  # fmt: skip
+
+
+@functools.cache
+def params_of(config):
+    return random_params(config, parts=("mlm",))
+
+
+@functools.cache
+def hidden_of(config):
+    return jax.jit(lambda params, batch: encode(config, params, batch, layers=True, attentions=True).hidden)
+
+
+def test_parameters_are_those_that_are_made():
+    made = jax.eval_shape(functools.partial(init_params, EURO, head=MASKED_LM), jax.random.key(0))
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params_of(EURO))
+    assert decay_mask(made)["mlm"] == {"words": {"embedding": True}}
+
+
+def test_a_sequence_in_a_packed_row_is_as_it_is_alone():
+    packed = random_batch(num_rows=2, row_length=60, num_sequences=3)
+    together = hidden_of(EURO)(params_of(EURO), packed)
+    for number in (1, 2, 3):
+        inside = packed.sequence_ids[0] == number
+        alone = hidden_of(EURO)(params_of(EURO), pad_rows([packed.token_ids[0, inside]] * 2, 60))
+        np.testing.assert_allclose(alone[0, : inside.sum()], together[0, inside], atol=2e-5)
+
+
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_long_rows_are_as_whole_rows(attention):
+    """Rows of more than 1,024 tokens are computed in blocks, and whole where probabilities are kept."""
+    batch, params = random_batch(num_rows=1, row_length=1100, num_sequences=2), params_of(EURO)
+    config = dataclasses.replace(EURO, attention=attention)
+    found = jax.jit(lambda params: encode(config, params, batch).hidden)(params)
+    real = batch.sequence_ids > 0
+    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(EURO)(params, batch)[real], atol=2e-5)
+
+
+def test_eight_devices_compute_the_gradients_that_one_computes():
+    batch = random_batch(num_rows=8, row_length=40)._replace(mlm_positions=np.zeros((8, 5), np.int32) + np.arange(5))
+
+    def loss(params, batch):
+        return jnp.sum(jnp.cos(forward(EURO, params, batch, MASKED_LM)[..., :203]))
+
+    params = params_of(EURO)
+    expected = jax.jit(jax.value_and_grad(loss))(params, batch)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        shardings = tree_shardings(mesh, params)
+        divided = jax.device_put(params, shardings)
+        compiled = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
+        found = compiled(divided, jax.device_put(batch, row_sharding(mesh)))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1, np.abs(theirs).max()))
+    assert not np.asarray(found[1]["mlm"]["words"]["embedding"])[203:].any()
+    of_four = make_mesh(MeshConfig(data=2, tensor=4))
+    with pytest.raises(InputError, match="num_key_heads 2 is not divisible by mesh"):
+        check_divisible(of_four, EURO)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_heads": 3}, "num_heads 4 is not divisible by model.num_key_heads 3; use 3 or 6"),
+        ({"norm_bias": True}, "set model.norm_bias=False"),
+        ({"embedding_size": 16}, "model.embedding_size 16 needs another model.norm than before_all"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(EURO, **changes).validate()
+
+
+def test_sizes_of_eurobert_have_its_numbers_of_parameters_and_key_heads_save_products():
+    """Source: Boizard et al. 2025, table 1; the table of the masked head is not counted."""
+    for size, millions in (("210m", 210), ("610m", 610), ("2.1b", 2100)):
+        encoder = abstract_params(model_size(f"eurobert-{size}"))["encoder"]
+        found = sum(math.prod(leaf.shape) for name, part in encoder.items() if name != "pooler"
+                    for leaf in jax.tree.leaves(part)) / 1e6  # fmt: skip
+        assert abs(found - millions) < 0.01 * millions
+    few, all_heads = EURO, dataclasses.replace(EURO, num_key_heads=0)
+    assert forward_flops(all_heads, 10, 0, 0, 0) - forward_flops(few, 10, 0, 0, 0) == 10 * 3 * 4 * 32 * 16
