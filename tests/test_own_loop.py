@@ -284,9 +284,7 @@ RELATIVES = {
     "family",
     [
         "modernbert",
-        *(
-            pytest.param(family, marks=pytest.mark.slow) for family in RELATIVES if family != "modernbert"
-        ),  # test_acts
+        *(pytest.param(family, marks=pytest.mark.slow) for family in RELATIVES if family != "modernbert"),  # test_acts
     ],
 )
 def test_in_float64_derivatives_are_those_of_differences(batch, family):

@@ -294,6 +294,10 @@ class ModelConfig(Section):
             f"model.layer_groups {self.layer_groups} needs model.window=0, as layers that share are all alike",
         )
         yield (
+            self.score_bias == "vectors" and self.num_key_heads,
+            f"model.num_key_heads {self.num_key_heads} needs another model.score_bias than vectors; use 0",
+        )
+        yield (
             self.score_bias == "vectors" and self.distance_buckets % 2,
             f"model.distance_buckets {self.distance_buckets} is odd, and half of them are of short distances",
         )

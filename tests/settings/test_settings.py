@@ -122,6 +122,7 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
         (PrepareOptions(pack=65), "pack 65 is not from 0 to 64"),
         # rules of several settings
         (dataclasses.replace(ModelConfig(), num_heads=7), r"768 is not divisible by model.num_heads 7; use 763 or 770"),
+        (ModelConfig(score_bias="vectors", num_key_heads=3), "num_key_heads 3 needs another model.score_bias"),
         (ModelConfig(positions="rotary", position_offset=2), "position_offset 2 needs model.positions=learned"),
         (ModelConfig(positions="rotary", hidden_size=36, num_heads=12), "heads have 3 numbers"),
         (ModelConfig(gradient_dtype="bfloat16"), "gradient_dtype bfloat16 needs model.compute_dtype=bfloat16"),
