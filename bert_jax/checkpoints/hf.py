@@ -108,6 +108,11 @@ def load_hf(folder: Folder) -> Imported:
             "has types only if model_input_names in tokenizer_config.json, or the class, names token_type_ids"
         )
     notes += find_extras(folder)
+    if "auto_map" in settings:
+        notes.append(
+            f"{where} names code of the model's own (auto_map), which is not run: it is computed as a "
+            f"{name_of(config.family)}"
+        )
     known = settings["architectures"] if isinstance(settings.get("architectures"), list) else []
     declared = next(
         (head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None
@@ -149,11 +154,6 @@ def load_hf(folder: Folder) -> Imported:
         if is_alike and settings.get("problem_type") in other.problem_types:
             head = other
             break
-    if "auto_map" in settings:
-        notes.append(
-            f"{where} names code of the model's own (auto_map), which is not run: it is computed as a "
-            f"{name_of(config.family)}"
-        )
     with files.reading(str(where)):
         problem = _problem(settings, head, params) if head.problem_types else ""
         labels = _labels(settings, params) if head.has_labels else ()

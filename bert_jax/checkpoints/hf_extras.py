@@ -56,7 +56,7 @@ def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool
 
 
 def find_extras(folder: Folder) -> list[str]:
-    """Returns notes about files that are not used here: an adapter, and the classifier of SetFit."""
+    """Returns notes about files that are not used here: an adapter, the classifier of SetFit, BGE-M3's other heads."""
     notes = []
     if ADAPTER in folder:
         notes.append(
@@ -66,5 +66,10 @@ def find_extras(folder: Folder) -> list[str]:
         notes.append(
             f"{folder / _HEAD_OF_SETFIT}: a classifier of SetFit lies beside the model, and is not read, since a "
             "pickle could run any code: only the encoder is there; fine-tune a classifier on the same examples"
+        )
+    if heads := folder.matching("*_linear.pt"):
+        notes.append(
+            f"{folder.path}: {' and '.join(heads)}, as BGE-M3 has them for weights of words and a vector of each "
+            "token, are not read: the model gives a vector of each text"
         )
     return notes

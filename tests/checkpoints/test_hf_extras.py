@@ -76,10 +76,29 @@ def test_a_model_that_peft_changed_is_named(model):
         load_pretrained(model)
 
 
-def test_the_head_of_setfit_is_said(model):
-    (model / "model_head.pkl").write_bytes(b"")
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["model_head.pkl"], "model_head.pkl: a classifier of SetFit lies beside the model, and is not read"),
+        (["sparse_linear.pt", "colbert_linear.pt"], "colbert_linear.pt and sparse_linear.pt, as BGE-M3 has them"),
+    ],
+)
+def test_heads_beside_the_model_are_said(model, names, said):
+    for name in names:
+        (model / name).write_bytes(b"")
     (note,) = load_pretrained(model).notes
-    assert "model_head.pkl: a classifier of SetFit lies beside the model, and is not read" in note
+    assert said in note
+
+
+def test_code_of_a_model_of_vectors_is_said(model):
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    write(model / "modules.json", modules)
+    (model / "1_Pooling").mkdir()
+    write(model / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    write(model / "config.json", json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoModel": "x.Y"}})
+    loaded = load_pretrained(model)
+    assert loaded.task == "sentence_embedding" and "(auto_map), which is not run" in loaded.notes[0]
 
 
 def test_the_model_in_a_folder_of_sentence_transformers(model, tmp_path):

@@ -79,7 +79,7 @@ def test_models_with_alibi_are_read_computed_and_written_as_jina_has_them(tmp_pa
     assert loaded.config.family == "jina_bert" and loaded.config.score_bias == "alibi"
     assert loaded.config.feed_forward == ("plain" if kind == "original" else "gated")
     code = ["(auto_map), which is not run: it is computed as a JinaBert"] * (kind != "original")
-    expected = ["has no pooler", *code]
+    expected = [*code, "has no pooler"]
     assert [part in note for part, note in zip(expected, loaded.notes, strict=True)] == [True] * len(expected)
     assert_computes(loaded, kind, tensors)
     notes = save_hf(tmp_path / "ours", *loaded[:5])
