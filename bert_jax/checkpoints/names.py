@@ -216,12 +216,12 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Where) -> None:
-    """Raises: InputError if the word table has fewer rows than there are tokens, or 128 more.
+    """Raises: InputError if the word table has fewer rows than there are tokens, or 1,024 more.
 
-    Many models round the size up to a multiple of 8, 64 or 128, and some have other rows that belong to no token.
+    Many models round the size up to a multiple of 8, 64 or 128, and some have up to 1,000 rows that belong to no token.
     """
     tokens = tokenizer.vocab_size
-    if not 0 <= vocab_size - tokens < 128:
+    if not 0 <= vocab_size - tokens < 1024:
         two = f"the vocabulary has {tokens} tokens and the table of words {vocab_size} rows"
         raise InputError(f"{where}: {two}; take both from one place")
 

@@ -171,9 +171,9 @@ def test_older_names_are_read():
 
 def test_words_and_numbers_that_do_not_fit_are_told():
     tokenizer = make_tokenizer(131)
-    for rows in (131, 258):
+    for rows in (131, 1154):
         check_vocabulary(tokenizer, rows, "file")
-    for rows in (130, 259):
+    for rows in (130, 1155):
         with pytest.raises(InputError, match=f"file: the vocabulary has 131 tokens and the table of words {rows} rows"):
             check_vocabulary(tokenizer, rows, "file")
     params = {"a": np.array([1.0, np.nan]), "b": np.array([np.inf]), "c": np.zeros(2)}

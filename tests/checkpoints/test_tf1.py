@@ -308,7 +308,7 @@ def test_settings_that_are_not_given_are_googles_defaults(saved):
     ("changes", "problem"),
     [
         ({"hidden_act": "relu"}, 'hidden_act is "relu"'),
-        ({"vocab_size": 999}, "167 tokens and the table of words 999 rows"),
+        ({"vocab_size": 1999}, "167 tokens and the table of words 1999 rows"),
         ({"num_hidden_layers": 3}, "lacks 16 tensors of this model: bert/encoder/layer_2/"),
         ({"intermediate_size": 65}, "the configuration beside it"),
         ({"bert_jax": {"labels": "ab"}}, "labels are 2"),
@@ -333,7 +333,7 @@ def test_missing_and_damaged_files_are_named(saved):
     assert "(tensor bert/encoder/layer_0/intermediate/dense/kernel has another checksum)" in refusal(saved)
     data.write_bytes(content)
     (saved / "vocab.txt").rename(saved / "vocab")
-    assert "holds no vocab.txt" in refusal(saved)
+    assert "holds none of vocab.txt" in refusal(saved)
     (saved / "vocab").rename(saved / "vocab.txt")
     (saved / "bert_config.json").write_text("[]")
     assert "another kind of file" in refusal(saved)
