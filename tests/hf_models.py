@@ -37,7 +37,7 @@ def random_params(config=None, num_classes: int = 3, seed: int = 0, parts: tuple
     (mlm["words"]["embedding"] if "words" in mlm else mlm["output_bias"])[config.vocab_size :] = 0
     if parts is not None:
         if "pooler" not in parts:
-            del params["encoder"]["pooler"]
+            params["encoder"].pop("pooler", None)
         params = {name: value for name, value in params.items() if name == "encoder" or name in parts}
     return params
 

@@ -44,6 +44,7 @@ FAMILIES = {  # family -> its size, its kind of tokenizer
     "gte": ("gte", "xlmr"),
     "jina_embeddings_v3": ("jina-embeddings-v3", "xlmr"),
     "eurobert": ("eurobert-210m", "llama"),
+    "ultrabert": ("ultrabert-mini", "modernbert"),
     "modernbert": ("modernbert-mini", "modernbert"),
 }
 NAMES = {"b": "Ber", "d": "Dén", "f": "Fos"}  # what is found in texts, of more than one token; a label each
@@ -122,7 +123,8 @@ def start(tmp_path_factory):
         tokenizer = load_tokenizer(write_tokenizer(home, family))
         shape = {"hidden_size": 24, "num_heads": 2, "num_layers": 2, "intermediate_size": 32, "max_positions": 64}
         shape |= {"embedding_size": 16} if family in ("electra", "albert") else {}
-        shape |= {"window": 8, "global_every": 2} if family == "modernbert" else {}
+        shape |= {"window": 8, "global_every": 2} if family in ("ultrabert", "modernbert") else {}
+        shape |= {"global_first": 1} if family == "ultrabert" else {}
         shape |= {"position_offset": tokenizer.pad_id + 1} if model_size(size).position_offset else {}
         config = dataclasses.replace(model_size(size), vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **shape)
         head = REPLACED if family == "electra" else MASKED_LM

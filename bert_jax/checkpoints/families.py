@@ -102,6 +102,7 @@ _MORE: tuple[tuple[str, ...], ...] = (
     ),
     ("dense", "encoder/layers/mlp/gate", "bert.encoder.layer.{i}.gate.dense"),
     ("norm", "encoder/pooler/norm", "bert.pooler.norm"),
+    ("dense", "mlm/second", "head.linear2"),
     ("words", "mlm/words", "lm_head"),
     ("dense", "discriminator/transform", "discriminator_predictions.dense"),
     ("dense", "discriminator/output", "discriminator_predictions.dense_prediction"),
@@ -165,6 +166,7 @@ _FIXED: dict[str, Any] = {
         "score_bias",
         "rotary_stretch",
         "window",
+        "global_first",
         "num_key_heads",
         "norm",
         "norm_kind",
@@ -173,6 +175,7 @@ _FIXED: dict[str, Any] = {
         "unbiased",
         "feed_forward",
         "layer_groups",
+        "prediction_size",
         "embedding_size",
         "head_activation",
     )
@@ -854,6 +857,72 @@ class EuroBert(Rotary):
         }
 
 
+class UltraBert(EuroBert):
+    """EuroBERT's layers, most of them with windows; two dense layers before words, and none before classes."""
+
+    prefix, usual = "Ultrabert", "ultrabert-mini"
+    settings = EuroBert.settings | {"window": "sliding_window", "pooling": "classifier_pooling"}
+    fixed = {
+        name: value
+        for name, value in EuroBert.fixed.items()
+        if name not in ("window", "global_first", "prediction_size")
+    } | {"rotary_stretch": 1.0}
+    modules = EuroBert.modules | {
+        "mlm/transform": "head.linear1",
+        "mlm/words": "head.decoder",
+    }
+    token_ids = _ENDS
+    lacks = ("ForMultipleChoice",)
+    refused = (
+        ("attention_bias", (None, False)),
+        ("mlp_bias", (None, False)),
+        ("classifier_pooling", (None, "cls", "mean")),
+    )
+    older = ((r"^ultrabert\.", "model."), (r"^cls\.", "head.decoder."))
+
+    def read(self, settings: JsonObject) -> dict[str, Any]:
+        """Layers, windows and angles, as transformers or the code that came with the models writes them.
+
+        Raises: InputError if layers have another order, or angles another form.
+        """
+        windows, layers = settings.get("attention_windows"), settings.get("num_hidden_layers", 6)
+        window = settings.get("sliding_window", 128)
+        types = settings.get("layer_types") or _types(layers, 3, 2)
+        if windows:
+            window = next(filter(None, windows), window)
+            types = ["sliding_attention" if each else "full_attention" for each in windows]
+        orders = ((every, first) for every in (3, *range(1, layers + 2)) for first in range(every))
+        order = next((each for each in orders if types == _types(layers, *each)), None)
+        if order is None:
+            raise InputError(f"layer_types is {shown(types)}; every n-th layer can see all")
+        if window < 1 and "sliding_attention" in types:
+            raise InputError(f"sliding_window is {shown(window)}; it can be 1 or more")
+        older = dict(zip(types, settings.get("rope_theta") or ()))
+        width = settings.get("prediction_head_size", 768)
+        return super().read(settings) | {
+            "window": window,
+            "global_every": order[0],
+            "global_first": order[1],
+            "prediction_size": 0 if width == settings.get("hidden_size") else width,
+            "pooling": settings.get("classifier_pooling", "cls"),
+            **_thetas(
+                settings,
+                older.get("full_attention", 2_560_000.0),
+                older.get("sliding_attention", 10_000.0),
+            ),
+        }
+
+    def write(self, config: ModelConfig) -> JsonObject:
+        every, first = (config.global_every, config.global_first) if config.window else (1, 0)
+        return super().write(config) | {
+            "layer_types": _types(config.num_layers, every, first),
+            "rope_parameters": _ropes(config),
+            "classifier_pooling": config.pooling,
+            "classifier_dropout": config.hidden_dropout_rate,
+            "prediction_head_size": config.prediction_size or config.hidden_size,
+        }
+
+
 class ModernBert(Family):
     """Warner et al. 2024: rotary positions, local layers, norms before blocks."""
 
@@ -865,10 +934,12 @@ class ModernBert(Family):
         "score_bias": "none",
         "rotary_stretch": 1.0,
         "unbiased": "none",
+        "global_first": 0,
         "num_key_heads": 0,
         "norm": "before",
         "norm_kind": "layer",
         "feed_forward": "gated",
+        "prediction_size": 0,
         "layer_groups": 0,
         "type_vocab_size": 0,
         "embedding_size": 0,
@@ -921,23 +992,10 @@ class ModernBert(Family):
             raise InputError(
                 f"local_attention is {local}, so that a token sees itself alone; it can be 2 or more"
             )
-        ropes = settings.get("rope_parameters") or {}
-        thetas: dict[str, Any] = {}
-        for ours, kind, older, usual in (
-            ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
-            ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
-        ):
-            rope = ropes.get(kind) or {}
-            form = rope.get("rope_type", rope.get("type", "default"))
-            if form != "default" or settings.get("rope_scaling"):
-                raise InputError(
-                    f"rope_parameters has the rope_type {shown(form)}; it can be default"
-                )
-            # null was the angle of global layers
-            if ours == "local_rotary_theta" and older in settings:
-                usual = thetas["rotary_theta"]
-            given = (rope.get("rope_theta"), settings.get(older), usual)
-            thetas[ours] = next(theta for theta in given if theta is not None)
+        older = settings.get("global_rope_theta")
+        usual = 160_000.0 if older is None else older
+        # null was the angle of global layers
+        thetas = _thetas(settings, usual, settings.get("local_rope_theta", 10_000.0))
         for name in ("attention_bias", "classifier_bias"):
             if bool(settings.get(name, False)) != bool(settings.get("mlp_bias", False)):
                 raise InputError(f"{name} is not mlp_bias; it can be the same for all dense layers")
@@ -949,10 +1007,6 @@ class ModernBert(Family):
         return thetas | {"window": local // 2, "global_every": every, "head_activation": heads}
 
     def write(self, config: ModelConfig) -> JsonObject:
-        thetas = {
-            "full_attention": config.rotary_theta,
-            "sliding_attention": config.local_rotary_theta,
-        }
         every = config.global_every if config.window else 1
         return {
             "embedding_dropout": config.hidden_dropout_rate,
@@ -963,18 +1017,46 @@ class ModernBert(Family):
             "local_attention": 2 * config.window,
             "global_attn_every_n_layers": every,
             "layer_types": _types(config.num_layers, every),
-            "rope_parameters": {
-                kind: {"rope_type": "default", "rope_theta": theta}
-                for kind, theta in thetas.items()
-            },
+            "rope_parameters": _ropes(config),
             "global_rope_theta": config.rotary_theta,  # this and the next for older versions
             "local_rope_theta": config.local_rotary_theta,
         }
 
 
-def _types(layers: int, every: int) -> list[str]:
-    """Returns the kinds of layers as transformers lists them: every n-th from the first on sees all."""
-    return ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
+def _types(layers: int, every: int, first: int = 0) -> list[str]:
+    """Returns the kinds of layers as transformers lists them: every n-th, from `first` on, sees all."""
+    return [
+        "full_attention" if layer % every == first else "sliding_attention"
+        for layer in range(layers)
+    ]
+
+
+def _thetas(settings: JsonObject, full: Any, local: Any) -> dict[str, Any]:
+    """Returns our settings of angles; `full` and `local` are theirs where rope_parameters says nothing, if not None.
+
+    Raises: InputError if angles have another form.
+    """
+    ropes, thetas = settings.get("rope_parameters") or {}, {}
+    for ours, kind, usual in (
+        ("rotary_theta", "full_attention", full),
+        ("local_rotary_theta", "sliding_attention", local),
+    ):
+        rope = ropes.get(kind) or {}
+        form = rope.get("rope_type", rope.get("type", "default"))
+        if form != "default" or settings.get("rope_scaling"):
+            raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")
+        given = (rope.get("rope_theta"), usual, thetas.get("rotary_theta"))
+        thetas[ours] = next(theta for theta in given if theta is not None)
+    return thetas
+
+
+def _ropes(config: ModelConfig) -> JsonObject:
+    """Returns the settings of angles by the kind of layers."""
+    thetas = {
+        "full_attention": config.rotary_theta,
+        "sliding_attention": config.local_rotary_theta,
+    }
+    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
 
 
 FAMILIES: dict[str, Family] = {
@@ -992,6 +1074,7 @@ FAMILIES: dict[str, Family] = {
     "gte": Gte(),
     "jina_embeddings_v3": JinaEmbeddingsV3(),
     "eurobert": EuroBert(),
+    "ultrabert": UltraBert(),
     "modernbert": ModernBert(),
 }
 

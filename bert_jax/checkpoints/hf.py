@@ -244,7 +244,8 @@ def _head_there(config: ModelConfig, params: Params, task: str) -> tuple[Head, C
     """Returns the head of the class that a model is written as, and the parts that such a class could have."""
     present = parts_of(params)
     # nothing is known of a user's own head
-    known = present if task in HEADS else set(present) & {"pooler"}
+    known = set(present) if task in HEADS else set(present) & {"pooler"}
+    known |= set() if config.block.activation else {"pooler"}  # one without parameters
     head = head_of(task, known)
     # heads without parts of their own are written as the bare encoder
     head = head if head.own_parts else ENCODER

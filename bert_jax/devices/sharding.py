@@ -60,6 +60,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"encoder/pooler/kernel", ("embed", None)),
     (r"encoder/pooler/(bias|norm/scale|norm/bias)", (None,)),
     (r"(mlm|discriminator)/(transform|output)/kernel", ("embed", None)),
+    (r"mlm/second/kernel", (None, "embed")),
     (r"(mlm|discriminator)/(transform/bias|norm/scale|norm/bias|output/bias)", (None,)),
     (r"mlm/output_bias", ("vocab",)),
     (r"(next_sentence|classifier|span)/kernel", ("embed", None)),

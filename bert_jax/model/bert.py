@@ -210,6 +210,8 @@ class Pooler(nn.Module):
     def __call__(self, vectors: jax.Array, deterministic: bool) -> jax.Array:
         """Returns [..., H] of vectors [..., H]."""
         config, block = self.config, self.config.block
+        if not block.activation:
+            return vectors
         if block.dropout:
             vectors = Dropout(config.hidden_dropout_rate)(vectors, deterministic)
         size, stddev = config.hidden_size, config.output_stddev

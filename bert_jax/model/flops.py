@@ -29,7 +29,7 @@ def forward_flops(
     scores = (model.num_layers - model.num_local) * sum_squared_lengths + model.num_local * of_local
     # and the sums they weigh; vectors of distances have products of their own with queries and keys
     attention = (4 + 2 * len(model.distance_products)) * hidden * scores
-    transforms = hidden * width * model.block.word_layers
+    transforms = hidden * (model.prediction_size or width) * model.block.word_layers
     masked_language_model = num_predictions * 2 * (transforms + width * model.vocab_size)
     pooler = num_sequences * 2 * hidden**2
     return per_token * num_tokens + attention + masked_language_model + pooler

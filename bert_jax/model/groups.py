@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that are not all alike, not stacked, or share parameters: one after the other, and groups of them in a loop.
 
-A group is a global layer and the local ones after it. A loop over single layers would have to decide in every one, and
+A group is a global layer and the local ones around it. A loop over single layers would have to decide in every one, and
 a condition keeps for the backward pass what either kind of layer needs. The parameters stay stacked by layers. Layers
 after the last whole group stand behind the loop.
 """
@@ -103,10 +103,10 @@ def _one_after_the_other(
     layers: list[Any],
     carry: Carry,
 ) -> tuple[Carry, Any]:
-    """Like `scan_groups`, for layers apart from each other, of which the first is global."""
+    """Like `scan_groups`, for layers apart from each other, from the first of a group on."""
     all_kept = []
     for index, own in enumerate(layers):
-        is_global = not config.num_local or index % config.global_every == 0
+        is_global = not config.num_local or index % config.global_every == config.global_first
         carry, kept = run(is_global, own, carry)
         all_kept.append(kept)
     return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *all_kept)

@@ -67,7 +67,7 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
                 "attention": attention | {"norm": norm(hidden, layers)},
                 "mlp": feed_forward,
             },
-            "pooler": pooler,
+            **({"pooler": pooler} if config.block.activation else {}),
         },
         "mlm": {
             "transform": block(hidden, width),
@@ -80,6 +80,12 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
     }
     if config.block.has_own_words:
         params["mlm"] = {"words": {"embedding": leaf(vocab_size, width)}}
+    if config.block.word_layers == 2:
+        first, second = config.word_sizes.values()
+        params["mlm"] |= {
+            "transform": dense(hidden, first, bias=False),
+            "second": dense(first, second, bias=False),
+        }
     if config.score_bias == "buckets":
         params["encoder"]["score_bias"] = {"embedding": leaf(BUCKETS, config.num_heads)}
     if config.score_bias == "vectors":

@@ -80,6 +80,7 @@ class ModelConfig(Section):
     # tokens to each side that a local layer sees; 0 makes every layer global
     window: int = _count(0, least=0)
     global_every: int = _count(3)  # with a window, layers 0, n, 2 n, ... are global
+    global_first: int = _count(0, least=0)  # the first of them, in place of 0
     # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized;
     # "before_all", before the first too, with a sum that begins with what is not normalized
     norm: str = choice("after", "before", "before_all", affects="model")
@@ -93,6 +94,8 @@ class ModelConfig(Section):
     feed_forward: str = choice("plain", "gated", affects="model")
     # groups of consecutive layers that share their parameters; 0 gives each layer its own
     layer_groups: int = _count(0, least=0)
+    # with two dense layers before the logits of words, the width of the first, if not hidden_size
+    prediction_size: int = _count(0, least=0)
     # width of the tables, if not hidden_size; a dense layer follows
     embedding_size: int = _count(0, least=0)
     # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, "relu" or "silu"
@@ -208,6 +211,11 @@ class ModelConfig(Section):
         return self.activation if self.head_activation == "usual" else self.head_activation
 
     @property
+    def word_sizes(self) -> dict[str, int]:
+        """The widths of two dense layers before the logits of words."""
+        return {"transform": self.prediction_size or self.hidden_size, "second": self.hidden_size}
+
+    @property
     def layer_bias(self) -> bool:
         """Whether dense layers of the layers have a bias, as far as there is no narrower rule."""
         return self.dense_bias and self.unbiased != "layers"
@@ -233,7 +241,7 @@ class ModelConfig(Section):
     def num_local(self) -> int:
         """Layers that see a window alone."""
         return (
-            self.num_layers - len(range(0, self.num_layers, self.global_every))
+            self.num_layers - len(range(self.global_first, self.num_layers, self.global_every))
             if self.window
             else 0
         )
@@ -288,6 +296,14 @@ class ModelConfig(Section):
             self.num_layers % self.num_stacked,
             f"model.num_layers {self.num_layers} is not divisible by model.layer_groups {self.layer_groups}; "
             f"use {nearest_multiples(self.num_layers, self.num_stacked)}",
+        )
+        yield (
+            self.global_first >= self.global_every,
+            f"model.global_first {self.global_first} is not below model.global_every {self.global_every}; lower it",
+        )
+        yield (
+            self.prediction_size and self.block.word_layers != 2,
+            f"model.prediction_size {self.prediction_size} needs a model.family with two dense layers before words",
         )
         yield (
             self.layer_groups and self.window,

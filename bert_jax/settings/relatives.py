@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 class Block(NamedTuple):
     """The layers of a family between the encoder's vectors and a classifier's logits: at least dense and activation."""
 
-    activation: str = "tanh"  # or one of `model.activation`
+    activation: str = "tanh"  # or one of `model.activation`; "" is no layers at all
     norm: bool = False  # after the activation
     dropout: bool = False  # before the dense layer, too
     of_tokens: bool = False  # whether tokens and spans pass through it, not sequences alone
     of_encoder: bool = True  # whether the bare encoder has it, as BERT has its pooler
     span_dropout: bool = False  # before the logits of spans
-    # dense layers before the logits of words: one, with a norm, then the word table and a bias; or none, then a table
-    # of its own and no bias
+    # dense layers before the logits of words: one, with a norm, then the word table and a bias; or none, or two without
+    # biases, then a table of its own and no bias
     word_layers: int = 1
 
     @property
@@ -34,6 +34,7 @@ BLOCKS: dict[str, Block] = {
     "deberta-v2": Block("gelu_exact", of_encoder=False),
     **dict.fromkeys(("nomic_bert", "gte"), Block(of_encoder=False)),
     "eurobert": Block("gelu_exact", of_encoder=False, word_layers=0),
+    "ultrabert": Block("", of_encoder=False, word_layers=2),
     "modernbert": Block(
         "gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True
     ),
@@ -132,6 +133,20 @@ def _eurobert(
     }
 
 
+def _ultrabert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any]]:
+    base, changes = _eurobert(layers, hidden, wide, hidden // 64, 0)
+    return base, changes | {
+        "family": "ultrabert",
+        "vocab_size": 0,
+        "max_positions": 32_768,
+        "pooling": "cls",
+        "rotary_theta": 2_560_000.0,
+        "window": 128,
+        "global_first": 2,
+        "layer_norm_epsilon": 1e-6,
+    }
+
+
 def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any]]:
     return "base", {
         "family": "modernbert",
@@ -159,7 +174,7 @@ def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any
 # Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
 # Clark et al. 2020, discriminators; Lan et al. 2020, the second release; He et al. 2023; Song et al. 2020;
 # Günther et al. 2023, "Jina Embeddings 2"; Nussbaum et al. 2024; Zhang et al. 2024; Sturua et al. 2024; Boizard et al.
-# 2025; Warner et al. 2024. The small ones of ModernBERT are ours.
+# 2025; Warner et al. 2024. The small ones of ModernBERT and UltraBERT are ours.
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-base": _roberta("base"),
     "roberta-large": _roberta("large"),
@@ -207,6 +222,7 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert-210m": _eurobert(12, 768, 3072, 12, 0),
     "eurobert-610m": _eurobert(26, 1152, 4096, 18, 6),
     "eurobert-2.1b": _eurobert(32, 2304, 6144, 18, 6),
+    "ultrabert-mini": _ultrabert(6, 256, 768),
     "modernbert-mini": _modernbert(4, 256, 384),
     "modernbert-small": _modernbert(4, 512, 768),
     "modernbert-base": _modernbert(22, 768, 1152),

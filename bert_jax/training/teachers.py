@@ -136,7 +136,7 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
             both = f"the probe {theirs or 'none'}, and the student {ours or 'none'}"
             raise InputError(f"teacher.checkpoint {path} has {both}; give both the same task.probe")
         there, head = {*teacher.params, *teacher.params["encoder"]}, _head_of(teacher, about)
-        fits = there.issuperset(head.parts) and (
+        fits = there.issuperset(head.parts_in(teacher.config)) and (
             about.vocab_size or teacher.task == about.head.name
         )
         if not about.head.can_learn or not fits:

@@ -38,7 +38,7 @@ SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camember
          "distilbert": "distilbert", "electra": "electra-small", "albert": "albert-base", "mpnet": "mpnet-base",
          "deberta-v2": "deberta-v3-base", "jina_bert": "jina-bert-base",
          "nomic_bert": "nomic-bert", "gte": "gte", "jina_embeddings_v3": "jina-embeddings-v3",
-         "eurobert": "eurobert-210m", "modernbert": "modernbert-mini"}  # fmt: skip
+         "eurobert": "eurobert-210m", "ultrabert": "ultrabert-mini", "modernbert": "modernbert-mini"}  # fmt: skip
 
 PADS = {"mpnet": 1}  # 0 in the others
 
@@ -83,6 +83,7 @@ def test_every_family_has_a_block_and_a_table_and_its_classes():
         assert len(names) == len(table_of(family))
 
 
+ROPES = {"full_attention": {"rope_theta": 5.0}, "sliding_attention": {"rope_theta": 3.0}}
 LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 
@@ -109,6 +110,16 @@ LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_atte
         ("eurobert", {"clf_pooling": "bos", "num_key_value_heads": 3, "rope_theta": 9.0},
          {"rotary_theta": 9.0, "num_key_heads": 3, "pooling": "cls"}),
         ("eurobert", {"num_key_value_heads": None}, {"rotary_theta": 10_000.0, "num_key_heads": 0, "pooling": "late"}),
+        ("ultrabert", {}, {"window": 128, "global_every": 3, "global_first": 2, "pooling": "cls"}),
+        ("ultrabert", {"num_hidden_layers": 2}, {"global_every": 3, "global_first": 2}),
+        ("ultrabert", {"num_hidden_layers": 5, "layer_types": LAYERS, "rope_parameters": ROPES},
+         {"global_every": 2, "global_first": 0, "rotary_theta": 5.0, "local_rotary_theta": 3.0}),
+        ("ultrabert", {"num_hidden_layers": 4, "attention_windows": [0, 7, 7, 0], "rope_theta": [2.0, 4.0, 4.0, 2.0]},
+         {"window": 7, "global_every": 3, "global_first": 0, "rotary_theta": 2.0, "local_rotary_theta": 4.0}),
+        ("ultrabert", {"num_hidden_layers": 4, "attention_windows": [7, 7, 7, 7]},
+         {"global_every": 5, "global_first": 4, "rotary_theta": 2_560_000.0, "local_rotary_theta": 10_000.0}),
+        ("ultrabert", {"num_hidden_layers": 5, "layer_types": LAYERS[:4] + LAYERS[:1] * 2}, "every n-th layer"),
+        ("ultrabert", {"sliding_window": 0}, "sliding_window is 0; it can be 1 or more"),
         ("electra", {}, {"embedding_size": 128}),
         ("electra", {"embedding_size": 256}, {"embedding_size": 0}),
         ("electra", {"hidden_size": 128}, {"embedding_size": 0}),
@@ -143,7 +154,7 @@ def test_settings_of_a_family_are_read(family, theirs, ours):
             FAMILIES[family].read(theirs)
     else:
         found = FAMILIES[family].read(theirs)
-        assert found == (found | ours if family == "modernbert" else ours)
+        assert found == (found | ours if family in ("modernbert", "ultrabert") else ours)
 
 
 def test_settings_of_a_family_are_written():
@@ -170,6 +181,8 @@ def test_a_row_of_the_table_names_its_tensors_in_every_layer():
         "classifier.weight"
     ]
     assert rows["encoder/pooler/kernel"].names("tf1", 0) == ["bert/pooler/dense/kernel"]
+    older = FAMILIES["ultrabert"].names_of_today
+    assert [older("ultrabert.norm.weight"), older("cls.weight")] == [["model.norm.weight"], ["head.decoder.weight"]]
     roberta = FAMILIES["roberta"]
     assert roberta.names_in("RobertaForMaskedLM") == {} != roberta.names_in("RobertaForSequenceClassification")
     both = ["classifier.dense.weight", "classifier.out_proj.weight"]
@@ -281,6 +294,7 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("deberta-v2", {"max_relative_positions": 60, "position_buckets": 200}, "use 102 or more"),
         ("mpnet", {"pad_token_id": 0}, "pad_token_id is 0, which this MPNet cannot compute; it can be 1"),
         ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
+        ("ultrabert", {"classifier_pooling": "late"}, 'classifier_pooling is "late"'),
         ("eurobert", {"mlp_bias": True}, "mlp_bias is true, which this EuroBert cannot compute"),
         ("eurobert", {"head_dim": 16}, "head_dim is 16; it can be 8"),
         ("eurobert", {"num_key_value_heads": 2}, "num_heads 3 is not divisible by model.num_key_heads 2"),
@@ -321,6 +335,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, mess
         ("gte", {"activation": "silu"}, "model.activation silu has no counterpart"),
         ("jina_embeddings_v3", {"positions": "learned"}, "model.positions learned has no counterpart"),
         ("roberta", {"rotary_stretch": 2.0}, "model.rotary_stretch 2.0 has no counterpart"),
+        ("ultrabert", {"rotary_stretch": 2.0}, "model.rotary_stretch 2.0 has no counterpart"),
         ("roberta", {"num_key_heads": 1}, "model.num_key_heads 1 has no counterpart in transformers' Roberta"),
         ("modernbert", {"norm_kind": "rms"}, "model.norm_kind rms has no counterpart"),
         ("eurobert", {"norm": "before"}, "model.norm before has no counterpart"),

@@ -37,9 +37,18 @@ def encoded(config, params, key=None, **options):
     return encoder.apply({"params": params}, batch, key is None, rngs=rngs, **options)
 
 
-def test_the_first_layer_of_each_group_sees_whole_sequences():
+@pytest.mark.parametrize(
+    ("every", "first", "expected"),
+    [
+        (2, 0, [True, False, True, False, True]),
+        (3, 2, [False, False, True, False, False]),
+        pytest.param(2, 1, [False, True, False, True, False], marks=pytest.mark.slow),
+    ],
+)
+def test_one_layer_of_each_group_sees_whole_sequences(every, first, expected):
     """Each layer alone: the others have no attention. Source: transformers, `global_attn_every_n_layers`."""
-    config = dataclasses.replace(SMALL, num_layers=5, global_every=2)
+    config = dataclasses.replace(SMALL, num_layers=5, global_every=every, global_first=first)
+    assert config.num_local == expected.count(False)
     params = random_params(config, parts=())["encoder"]
     near, far = pad_rows([np.arange(5, 25)], 20), pad_rows([np.arange(5, 25)], 20)
     far.token_ids[0, -1] = 99
@@ -56,7 +65,7 @@ def test_the_first_layer_of_each_group_sees_whole_sequences():
         params["layers"]["attention"]["output"]["kernel"] = alone
         one, other = first_tokens(params)
         sees.append(bool(np.abs(one - other).max() > 1e-4))
-    assert sees == [True, False, True, False, True]
+    assert sees == expected
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer key heads, RMS norm before every block and a table of the masked head's own: packed, long, on eight devices."""
+"""Fewer key heads, RMS norm before every block, other global layers, a table of the masked head's own: packed rows,
+long ones, eight devices, growing.
+"""
 
 import dataclasses
 import functools
@@ -10,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import random_batch
-from hf_models import random_params
+from hf_models import make_tokenizer, random_params
 
 from bert_jax.batch import pad_rows
+from bert_jax.checkpoints.grow import grow
+from bert_jax.checkpoints.names import flatten
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.flops import forward_flops
@@ -27,6 +32,11 @@ EURO = dataclasses.replace(
     model_size("eurobert-210m"), vocab_size=203, hidden_size=32, num_layers=3, num_heads=4, num_key_heads=2,
     intermediate_size=48, unroll=1,
 )  # fmt: skip
+ULTRA = dataclasses.replace(
+    model_size("ultrabert-mini"), vocab_size=203, hidden_size=32, num_layers=4, num_heads=4, num_key_heads=2,
+    intermediate_size=48, window=6, prediction_size=16, unroll=1,
+)  # fmt: skip
+MODELS = pytest.mark.parametrize("model", [EURO, ULTRA], ids=["eurobert", "ultrabert"])
 
 
 @functools.cache
@@ -39,38 +49,42 @@ def hidden_of(config):
     return jax.jit(lambda params, batch: encode(config, params, batch, layers=True, attentions=True).hidden)
 
 
-def test_parameters_are_those_that_are_made():
-    made = jax.eval_shape(functools.partial(init_params, EURO, head=MASKED_LM), jax.random.key(0))
-    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params_of(EURO))
-    assert decay_mask(made)["mlm"] == {"words": {"embedding": True}}
+@MODELS
+def test_parameters_are_those_that_are_made(model):
+    made = jax.eval_shape(functools.partial(init_params, model, head=MASKED_LM), jax.random.key(0))
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params_of(model))
+    assert all(jax.tree.leaves(decay_mask(made)["mlm"]))
 
 
-def test_a_sequence_in_a_packed_row_is_as_it_is_alone():
+@MODELS
+def test_a_sequence_in_a_packed_row_is_as_it_is_alone(model):
     packed = random_batch(num_rows=2, row_length=60, num_sequences=3)
-    together = hidden_of(EURO)(params_of(EURO), packed)
+    together = hidden_of(model)(params_of(model), packed)
     for number in (1, 2, 3):
         inside = packed.sequence_ids[0] == number
-        alone = hidden_of(EURO)(params_of(EURO), pad_rows([packed.token_ids[0, inside]] * 2, 60))
+        alone = hidden_of(model)(params_of(model), pad_rows([packed.token_ids[0, inside]] * 2, 60))
         np.testing.assert_allclose(alone[0, : inside.sum()], together[0, inside], atol=2e-5)
 
 
-@pytest.mark.parametrize("attention", ["plain", "fused"])
-def test_long_rows_are_as_whole_rows(attention):
-    """Rows of more than 1,024 tokens are computed in blocks, and whole where probabilities are kept."""
-    batch, params = random_batch(num_rows=1, row_length=1100, num_sequences=2), params_of(EURO)
-    config = dataclasses.replace(EURO, attention=attention)
+@MODELS
+@pytest.mark.parametrize("attention", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
+def test_long_rows_are_as_whole_rows(model, attention):
+    """Rows of more than 1,024 tokens are computed in blocks or windows, and whole where probabilities are kept."""
+    batch, params = random_batch(num_rows=1, row_length=1100, num_sequences=2), params_of(model)
+    config = dataclasses.replace(model, attention=attention)
     found = jax.jit(lambda params: encode(config, params, batch).hidden)(params)
     real = batch.sequence_ids > 0
-    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(EURO)(params, batch)[real], atol=2e-5)
+    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(model)(params, batch)[real], atol=2e-5)
 
 
-def test_eight_devices_compute_the_gradients_that_one_computes():
+@MODELS
+def test_eight_devices_compute_the_gradients_that_one_computes(model):
     batch = random_batch(num_rows=8, row_length=40)._replace(mlm_positions=np.zeros((8, 5), np.int32) + np.arange(5))
 
     def loss(params, batch):
-        return jnp.sum(jnp.cos(forward(EURO, params, batch, MASKED_LM)[..., :203]))
+        return jnp.sum(jnp.cos(forward(model, params, batch, MASKED_LM)[..., :203]))
 
-    params = params_of(EURO)
+    params = params_of(model)
     expected = jax.jit(jax.value_and_grad(loss))(params, batch)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
@@ -83,12 +97,22 @@ def test_eight_devices_compute_the_gradients_that_one_computes():
     assert not np.asarray(found[1]["mlm"]["words"]["embedding"])[203:].any()
     of_four = make_mesh(MeshConfig(data=2, tensor=4))
     with pytest.raises(InputError, match="num_key_heads 2 is not divisible by mesh"):
-        check_divisible(of_four, EURO)
+        check_divisible(of_four, model)
+
+
+def test_new_words_are_those_of_both_tables():
+    bert = Pretrained(EURO, params_of(EURO), make_tokenizer(203), "masked_lm", ())
+    ids, grown = bert.tokenizer.encode("abc"), grow(bert, ["abc"]).params
+    for path in ("mlm/words/embedding", "encoder/embeddings/word/embedding"):
+        before, after = flatten(bert.params)[path], flatten(grown)[path]
+        np.testing.assert_allclose(after[203], before[ids].mean(axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"global_first": 3}, "model.global_first 3 is not below model.global_every 3"),
+        ({"prediction_size": 3}, "needs a model.family with two dense layers before words"),
         ({"num_key_heads": 3}, "num_heads 4 is not divisible by model.num_key_heads 3; use 3 or 6"),
         ({"norm_bias": True}, "set model.norm_bias=False"),
         ({"embedding_size": 16}, "model.embedding_size 16 needs another model.norm than before_all"),

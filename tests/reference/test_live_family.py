@@ -49,6 +49,10 @@ EURO = SHAPE | {
     "mask_token_id": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
 }
+LOCAL = {"sliding_window": 3, "prediction_head_size": 24, "rope_parameters": {
+    kind: {"rope_type": "default", "rope_theta": theta}
+    for kind, theta in (("full_attention", 77.0), ("sliding_attention", 9.0))
+}}  # fmt: skip
 CASES = {  # a name -> family, what is not the same in its configuration
     "roberta": ("roberta", TYPED | {"layer_norm_eps": 1e-5}),
     "xlm-roberta": ("xlm-roberta", TYPED),
@@ -83,6 +87,10 @@ CASES = {  # a name -> family, what is not the same in its configuration
     "eurobert-mean": ("eurobert", EURO | {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-3,
                                           "classifier_pooling": "mean"}),
     "eurobert-bos": ("eurobert", EURO | {"num_key_value_heads": 1, "classifier_pooling": "bos", "hidden_act": "gelu"}),
+    "ultrabert": ("ultrabert", EURO | LOCAL | {"num_hidden_layers": 5}),
+    "ultrabert-mean": ("ultrabert", EURO | LOCAL | {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "classifier_pooling": "mean", "prediction_head_size": 16,
+        "num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2, "rms_norm_eps": 1e-3}),
     "modernbert": ("modernbert", MODERN),
     "modernbert-mean": ("modernbert", MODERN | {"classifier_pooling": "mean", "global_attn_every_n_layers": 2,
                                                 "local_attention": 2}),

@@ -155,6 +155,8 @@ class Head(abc.ABC):
         """Returns the parts of a model with this head. Only here do families differ in which heads have a pooler."""
         if self.of_tokens and config.block.of_tokens:
             return ("pooler", *self.parts)
+        if not config.block.activation:  # its pooler has no parameters
+            return tuple(sorted(self.own_parts))
         return self.parts if self.own_parts or config.block.of_encoder else ()
 
     def __eq__(self, other: object) -> bool:
@@ -179,7 +181,8 @@ class Model(nn.Module):
     def __call__(self, batch: Batch, deterministic: bool = True) -> Any:
         """Returns the outputs of the head: float32 logits, for most."""
         config, head = self.config, self.head
-        encoder = Encoder(config, "pooler" in head.parts_in(config), head.of_tokens, name="encoder")
+        pools = "pooler" in (head.parts_in(config) if config.block.activation else head.parts)
+        encoder = Encoder(config, pools, head.of_tokens, name="encoder")
         encoded = encoder(batch, head.is_frozen or deterministic, keep_layers=head.all_layers)
         return head.logits(self, encoded, batch, deterministic)
 

@@ -51,6 +51,11 @@ def transformed(config: ModelConfig, hidden: jax.Array) -> jax.Array:
     """
     if not config.block.word_layers:
         return hidden
+    if config.block.word_layers == 2:
+        for name, size in config.word_sizes.items():
+            dense = Dense(config, size, add=False, has_bias=False, name=name)
+            hidden = activate("gelu_tanh", *dense(hidden))
+        return hidden
     how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
     dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
     hidden = activate(config.words_activation, *dense(hidden))
