@@ -122,11 +122,13 @@ SETTINGS = {
     "initializer_stddev": "initializer_range",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-_DISTIL_SETTINGS = {
-    ours: theirs
-    for ours, theirs in SETTINGS.items()
-    if ours not in ("type_vocab_size", "layer_norm_epsilon")
-} | {
+
+
+def _without(table: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name not in names}
+
+
+_DISTIL_SETTINGS = _without(SETTINGS, "type_vocab_size", "layer_norm_epsilon") | {
     "hidden_size": "dim",
     "num_layers": "n_layers",
     "num_heads": "n_heads",
@@ -134,9 +136,7 @@ _DISTIL_SETTINGS = {
     "hidden_dropout_rate": "dropout",
     "attention_dropout_rate": "attention_dropout",
 }
-_MODERN_SETTINGS = {
-    ours: theirs for ours, theirs in SETTINGS.items() if ours != "type_vocab_size"
-} | {
+_MODERN_SETTINGS = _without(SETTINGS, "type_vocab_size") | {
     "layer_norm_epsilon": "norm_eps",
     "hidden_dropout_rate": "mlp_dropout",
     "attention_dropout_rate": "attention_dropout",
@@ -276,7 +276,7 @@ class Roberta(Family):
     """Liu et al. 2019: no types, positions after padding's id."""
 
     prefix, base = "Roberta", "roberta"
-    fixed = {name: value for name, value in _FIXED.items() if name != "position_offset"}
+    fixed = _without(_FIXED, "position_offset")
     modules = {
         "mlm/transform": "lm_head.dense",
         "mlm/norm": "lm_head.layer_norm",
@@ -358,7 +358,7 @@ class Electra(Family):
 
     prefix, usual, base = "Electra", "electra-small", "electra"
     settings = SETTINGS | {"embedding_size": "embedding_size"}
-    fixed = {name: value for name, value in _FIXED.items() if name != "embedding_size"}
+    fixed = _without(_FIXED, "embedding_size")
     modules = {
         "encoder/pooler": "sequence_summary.summary",
         "mlm/transform": "generator_predictions.dense",
@@ -396,11 +396,7 @@ class Albert(Family):
         "embedding_size": "embedding_size",
         "layer_groups": "num_hidden_groups",
     }
-    fixed = {
-        name: value
-        for name, value in _FIXED.items()
-        if name not in ("layer_groups", "embedding_size")
-    }
+    fixed = _without(_FIXED, "layer_groups", "embedding_size")
     modules = {
         "encoder/embeddings/project": "albert.encoder.embedding_hidden_mapping_in",
         "encoder/layers/attention/query": _ALBERT + "attention.query",
@@ -540,7 +536,7 @@ class MPNet(Roberta):
     """Song et al. 2020: a bias of scores by distance, no types, and padding's id is always 1."""
 
     prefix, usual, base = "MPNet", "mpnet-base", "mpnet"
-    settings = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "type_vocab_size"}
+    settings = _without(SETTINGS, "type_vocab_size")
     fixed = _FIXED | {"type_vocab_size": 0, "position_offset": 2, "score_bias": "buckets"}
     modules = Roberta.modules | {
         "encoder/layers/attention/query": _MPNET + "attn.q",
@@ -617,9 +613,7 @@ def _is_mosaic(settings: JsonObject) -> bool:
 class Rotary(Family):
     """BERT with rotary positions: norm after sums, and no table of positions."""
 
-    fixed = {name: value for name, value in _FIXED.items() if name != "rotary_stretch"} | {
-        "positions": "rotary"
-    }
+    fixed = _without(_FIXED, "rotary_stretch") | {"positions": "rotary"}
     refused = (
         ("rotary_emb_fraction", (None, 1)),
         ("rotary_emb_interleaved", (None, False)),
@@ -805,16 +799,11 @@ class EuroBert(Rotary):
     """Boizard et al. 2025: Llama's layers, that see both sides; the masked head is a table of its own."""
 
     prefix, usual, base = "EuroBert", "eurobert-210m", "model"
-    settings = {
-        ours: theirs
-        for ours, theirs in SETTINGS.items()
-        if ours not in ("type_vocab_size", "hidden_dropout_rate")
-    } | {"attention_dropout_rate": "attention_dropout", "layer_norm_epsilon": "rms_norm_eps"}
-    fixed = {
-        name: value
-        for name, value in Rotary.fixed.items()
-        if name not in ("num_key_heads", "pooling")
-    } | {
+    settings = _without(SETTINGS, "type_vocab_size", "hidden_dropout_rate") | {
+        "attention_dropout_rate": "attention_dropout",
+        "layer_norm_epsilon": "rms_norm_eps",
+    }
+    fixed = _without(Rotary.fixed, "num_key_heads", "pooling") | {
         "type_vocab_size": 0,
         "norm": "before_all",
         "norm_kind": "rms",
@@ -862,11 +851,9 @@ class UltraBert(EuroBert):
 
     prefix, usual = "Ultrabert", "ultrabert-mini"
     settings = EuroBert.settings | {"window": "sliding_window", "pooling": "classifier_pooling"}
-    fixed = {
-        name: value
-        for name, value in EuroBert.fixed.items()
-        if name not in ("window", "global_first", "prediction_size")
-    } | {"rotary_stretch": 1.0}
+    fixed = _without(EuroBert.fixed, "window", "global_first", "prediction_size") | {
+        "rotary_stretch": 1.0
+    }
     modules = EuroBert.modules | {
         "mlm/transform": "head.linear1",
         "mlm/words": "head.decoder",
@@ -928,21 +915,11 @@ class ModernBert(Family):
 
     prefix, usual, base = "ModernBert", "modernbert-base", "model"
     settings = _MODERN_SETTINGS
-    fixed = {
+    fixed = _without(_FIXED, "pooling", "window", "norm_bias", "dense_bias") | {
         "positions": "rotary",
-        "position_offset": 0,
-        "score_bias": "none",
-        "rotary_stretch": 1.0,
-        "unbiased": "none",
-        "global_first": 0,
-        "num_key_heads": 0,
         "norm": "before",
-        "norm_kind": "layer",
         "feed_forward": "gated",
-        "prediction_size": 0,
-        "layer_groups": 0,
         "type_vocab_size": 0,
-        "embedding_size": 0,
     }
     modules = {
         "encoder/embeddings/word": "model.embeddings.tok_embeddings",

@@ -351,7 +351,9 @@ def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, cha
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "mpnet", "jina_bert", "ultrabert", "modernbert"])
+@pytest.mark.parametrize(
+    "family", ["roberta", "distilbert", "electra", "mpnet", "jina_bert", "ultrabert", "modernbert"]
+)
 def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     config = small(family)
     params = random_params(config, 3, parts=TOKENS.parts_in(config))

@@ -29,8 +29,8 @@ def params():
 def names(params):
     probe = ProbeConfig(features="weighted_all", hidden_size=8)
     with_probe = jax.eval_shape(lambda key: init_params(tiny_model(), key, probed(TOKENS, probe), 3), jax.random.key(0))
-    biased = abstract_params(tiny_model(score_bias="buckets"))["encoder"]
-    whole = params | {"probe": with_probe["probe"], "encoder": biased}
+    biased, distances = (abstract_params(tiny_model(score_bias=bias))["encoder"] for bias in ("buckets", "vectors"))
+    whole = params | {"probe": with_probe["probe"], "encoder": biased | distances}
     return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(whole)]
 
 

@@ -10,7 +10,6 @@ from described import write_described
 from hf_models import make_tokenizer
 from older_layouts import CONFIGS, write_older
 from read_models import load_hf
-from safetensors.torch import load_file, save_file
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
@@ -24,6 +23,7 @@ from bert_jax.model.objective import encode, forward
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
@@ -232,10 +232,10 @@ def test_debertas_older_masked_language_model_is_told_by_its_names(tmp_path):
     assert not again.config.legacy
     assert_same(loaded, again, "masked_lm", seed=2)
 
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"mask_predictions.dense.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    safetensors.save_file(tensors | {"mask_predictions.dense.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     assert "replaced tokens" in load_hf(tmp_path).notes[0]
-    save_file(tensors | {"lm_predictions.lm_head.bias": torch.ones(VOCAB_SIZE)}, tmp_path / "model.safetensors")
+    safetensors.save_file(tensors | {"lm_predictions.lm_head.bias": torch.ones(VOCAB_SIZE)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"no place for: cls\.predictions"):
         load_hf(tmp_path)
 
