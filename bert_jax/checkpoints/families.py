@@ -315,10 +315,12 @@ class Camembert(Roberta):
 
 _ALBERT = "albert.encoder.albert_layer_groups.{i}.albert_layers.0."
 _DEBERTA = "deberta.encoder.layer.{i}.attention.self."
+# DeBERTa's names of what is multiplied with vectors of distances
 _TERMS = {
-    "c2p": "queries",
-    "p2c": "keys",
-}  # DeBERTa's names of what is multiplied with vectors of distances
+    "queries": ["c2p"],
+    "keys": ["p2c"],
+    "both": ["c2p", "p2c"],
+}
 _DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
 _MPNET = "mpnet.encoder.layer.{i}.attention."
 _UNBIASED = {"gated": "wide", "plain": "none"}  # of jina's two forms of feed-forward blocks
@@ -485,32 +487,27 @@ class DebertaV2(Family):
         ):
             if settings.get(name) not in (None, only):
                 raise InputError(f"{name} is {shown(settings[name])}; it can be {only}")
-        named = settings.get("pos_att_type") or ()
-        terms = (
-            {part.strip() for part in named.lower().split("|")}
-            if isinstance(named, str)
-            else {*named}
-        )
-        if terms not in ({"c2p"}, {"p2c"}, {"c2p", "p2c"}):
+        named = settings.get("pos_att_type") or []
+        if isinstance(named, str):
+            named = [part.strip() for part in named.lower().split("|")]
+        terms = [ours for ours, theirs in _TERMS.items() if sorted(named) == theirs]
+        if not terms:
             raise InputError(f"pos_att_type is {shown(named)}; it can be c2p, p2c or both")
         most = settings.get("max_relative_positions", -1)
+        norm = settings.get("norm_rel_ebd", "none").lower()
         return usual | {
             "positions": "learned" if settings.get("position_biased_input", True) else "none",
-            "distance_terms": "both" if len(terms) == 2 else _TERMS[terms.pop()],
+            "distance_terms": terms[0],
             "distance_buckets": max(0, settings.get("position_buckets", -1)),
             "farthest_distance": most if most > 0 else settings.get("max_position_embeddings", 512),
-            "distance_norm": "layer_norm"
-            in settings.get("norm_rel_ebd", "none").lower().split("|"),
+            "distance_norm": "layer_norm" in norm.split("|"),
             "distance_shared": settings.get("share_att_key", False),
         }
 
     def write(self, config: ModelConfig) -> JsonObject:
-        theirs = {ours: name for name, ours in _TERMS.items()}
         return {
             "relative_attention": True,
-            "pos_att_type": [theirs[config.distance_terms]]
-            if config.distance_terms in theirs
-            else ["p2c", "c2p"],
+            "pos_att_type": _TERMS[config.distance_terms],
             "position_buckets": config.distance_buckets or -1,
             "max_relative_positions": config.farthest_distance,
             "norm_rel_ebd": "layer_norm" if config.distance_norm else "none",

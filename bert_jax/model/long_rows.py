@@ -33,7 +33,8 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None =
 
     def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
         queries, queries_ids, start = block_of
-        places, columns = start + jnp.arange(block)[:, None], jnp.arange(size)[None, :]
+        places = start + jnp.arange(block)[:, None]
+        columns = jnp.arange(size)[None, :]
         sees = (jnp.abs(queries_ids)[:, :, None] == ids[:, None, :]) & (ids != 0)[:, None, :]
         sees = sees & (columns <= places) if shape.causal else sees
 

@@ -97,7 +97,8 @@ def rows_of_distances(buckets: int, farthest: int) -> np.ndarray:
     with 0 buckets each has its own. Source: the paper's code, by which numbers are rounded up.
     """
     distances = np.arange(-farthest, farthest + 1)
-    size, half = buckets or farthest, buckets // 2
+    size = buckets or farthest
+    half = buckets // 2
     if buckets:
         away = np.float32(np.maximum(np.abs(distances), half)) / np.float32(half)
         growth = np.log(away) / np.log(np.float32((farthest - 1) / half))
@@ -117,7 +118,8 @@ def bias_of_scores(
 
     The first key is `ahead` of the first query; `precision` is as in `product`.
     """
-    queries, keys = query.shape[1], key.shape[1]
+    queries = query.shape[1]
+    keys = key.shape[1]
     if not isinstance(biases, DistanceVectors):
         return bias_of(biases, queries, keys, ahead)
     bias = jnp.zeros((), jnp.float32)
@@ -136,7 +138,8 @@ def _vectors_of(
 ) -> jax.Array:
     """Returns [W, N, D], the vectors of distances [W]."""
     farthest, size = len(rows) // 2, vectors.shape[0]
-    of_distances = rows[jnp.clip(distances, -farthest, farthest) + farthest]
+    near = jnp.clip(distances, -farthest, farthest)
+    of_distances = rows[near + farthest]
     table = vectors.reshape(size, -1)
     found = look_up(str(table.dtype), precision, table, of_distances)
     return found.reshape(-1, *vectors.shape[1:])
@@ -151,9 +154,8 @@ def _products(
     any of it needs, from its last row's to its first row's, and then each row is cut out of what is too much.
     """
     batch, size, heads, width = array.shape
-    num_blocks = (
-        -(-size // _BLOCK) if isinstance(size, int) else 1
-    )  # no number in an exported program
+    # in an exported program the size is no number
+    num_blocks = -(-size // _BLOCK) if isinstance(size, int) else 1
     block = -(-size // num_blocks)
     whole = num_blocks * block
     vectors = vectors_of(jnp.arange(1 - whole, count + 1))
@@ -165,8 +167,10 @@ def _products(
     # A row's steps begin one further on than those of the row after it.
     columns = block + count
     flat = products.reshape(batch, heads, num_blocks, block * columns)
-    cut = flat[..., block - 1 : block * columns - 1].reshape(*flat.shape[:3], block, columns - 1)
-    return cut[..., :count].reshape(batch, heads, whole, count)[:, :, :size]
+    begun = flat[..., block - 1 : block * columns - 1]
+    by_row = begun.reshape(batch, heads, num_blocks, block, columns - 1)
+    of_rows = by_row[..., :count].reshape(batch, heads, whole, count)
+    return of_rows[:, :, :size]
 
 
 def add_bias(scores: jax.Array, bias: jax.Array) -> jax.Array:

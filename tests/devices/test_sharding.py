@@ -16,6 +16,7 @@ from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.objective import init_params
 from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.finetuning import ProbeConfig
+from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig
 from bert_jax.training.optim import DECAY_RULES, decay_mask, make_optimizer
 
@@ -30,7 +31,8 @@ def names(params):
     probe = ProbeConfig(features="weighted_all", hidden_size=8)
     with_probe = jax.eval_shape(lambda key: init_params(tiny_model(), key, probed(TOKENS, probe), 3), jax.random.key(0))
     biased, distances = (abstract_params(tiny_model(score_bias=bias))["encoder"] for bias in ("buckets", "vectors"))
-    whole = params | {"probe": with_probe["probe"], "encoder": biased | distances}
+    two_layers = abstract_params(dataclasses.replace(model_size("ultrabert-mini"), vocab_size=131))["mlm"]
+    whole = params | {"probe": with_probe["probe"], "encoder": biased | distances, "mlm": params["mlm"] | two_layers}
     return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(whole)]
 
 

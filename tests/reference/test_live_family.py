@@ -235,7 +235,9 @@ def test_debertas_older_masked_language_model_is_told_by_its_names(tmp_path):
     tensors = safetensors.load_file(tmp_path / "model.safetensors")
     safetensors.save_file(tensors | {"mask_predictions.dense.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     assert "replaced tokens" in load_hf(tmp_path).notes[0]
-    safetensors.save_file(tensors | {"lm_predictions.lm_head.bias": torch.ones(VOCAB_SIZE)}, tmp_path / "model.safetensors")
+    safetensors.save_file(
+        tensors | {"lm_predictions.lm_head.bias": torch.ones(VOCAB_SIZE)}, tmp_path / "model.safetensors"
+    )
     with pytest.raises(InputError, match=r"no place for: cls\.predictions"):
         load_hf(tmp_path)
 
