@@ -24,7 +24,8 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None =
     """
     query, key, value, ids, keys = arrays
     rows, size, hidden = query.shape
-    count = -(-(size**2) // SCORES)
+    scores = size**2
+    count = -(-scores // SCORES)
     block = -(-size // count)
     count = -(-size // block)
     of_keys, of_values = (
@@ -35,7 +36,8 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None =
         queries, queries_ids, start = block_of
         places = start + jnp.arange(block)[:, None]
         columns = jnp.arange(size)[None, :]
-        sees = (jnp.abs(queries_ids)[:, :, None] == ids[:, None, :]) & (ids != 0)[:, None, :]
+        sees = jnp.abs(queries_ids)[:, :, None] == ids[:, None, :]
+        sees &= (ids != 0)[:, None, :]
         sees = sees & (columns <= places) if shape.causal else sees
 
         def drop(probabilities: jax.Array) -> jax.Array:
@@ -77,7 +79,8 @@ def in_windows(
     starts = jnp.arange(count)[:, None] * block
     places = (starts + jnp.arange(block))[:, :, None]
     columns = (starts - block + jnp.arange(3 * block))[:, None, :]
-    sees = (queries_ids[:, :, :, None] == keys_ids[:, :, None, :]) & (keys_ids != 0)[:, :, None, :]
+    sees = queries_ids[:, :, :, None] == keys_ids[:, :, None, :]
+    sees &= (keys_ids != 0)[:, :, None, :]
     sees &= abs(places - columns) <= shape.window
     sees = sees & (columns <= places) if shape.causal else sees
 
