@@ -888,7 +888,7 @@ class UltraBert(EuroBert):
             "global_every": order[0],
             "global_first": order[1],
             "prediction_size": 0 if width == settings.get("hidden_size") else width,
-            "pooling": settings.get("classifier_pooling", "cls"),
+            "pooling": settings.get("classifier_pooling") or "cls",
             **_thetas(
                 settings,
                 older.get("full_attention", 2_560_000.0),
