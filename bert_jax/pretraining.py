@@ -14,6 +14,8 @@ from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params
+from bert_jax.model.replacing import GENERATOR, model_alone
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, to_place
@@ -67,7 +69,8 @@ class Pretraining(Training):
         config, phases, self.corpora = corpora.config, corpora.phases, corpora
         self.config, self.model, self.tokenizer = config, config.model, corpora.tokenizer
         batches = [batch for opened in phases for batch in opened.phase.batches]
-        check_divisible(mesh, config.model, *batches)
+        for model in config.models:
+            check_divisible(mesh, model, *batches)
         self.mesh = mesh
         self.abstract = abstract_state(phases[0].objective, config.optimizer, config.train, mesh)
         self.stages = [PhaseStage(opened, corpora, mesh, self.abstract) for opened in phases]
@@ -79,7 +82,11 @@ class Pretraining(Training):
             "row_lengths": [opened.dataset.row_length for opened in phases],
         }
         self.lines = [
-            describe_model(config.model, self.abstract.params),
+            describe_model(config.model, model_alone(self.abstract.params)),
+            *(
+                describe_model(model, self.abstract.params[GENERATOR], GENERATOR)
+                for model in config.models[1:]
+            ),
             describe_devices(mesh),
             describe_choices(config),
         ]
@@ -91,9 +98,13 @@ class Pretraining(Training):
             for path, opened in zip(config.data_paths, phases)
         ]
 
+    @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        return self.corpora.config.models
+
     def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
         trained = {"step": step, **(seen or {})}
-        return Pretrained(self.model, params, self.tokenizer, trained=trained)
+        return Pretrained(self.model, model_alone(params), self.tokenizer, trained=trained)
 
     def describe_start(self, start: Pretrained | None) -> str:
         return describe_start(self.corpora.config, start)

@@ -16,7 +16,8 @@ import jax
 
 from bert_jax import finetuning
 from bert_jax.inference import evaluate, predict
-from bert_jax.training import heldout, phases, train
+from bert_jax.model import replacing
+from bert_jax.training import heldout, train
 from bert_jax.training.program import Program
 
 
@@ -85,7 +86,8 @@ def shared() -> Iterator[None]:
     """In the block runs share their programs."""
     make_inference = shared_by(finetuning.make_inference, inference_key)
     with (
-        mock.patch.object(phases, "PretrainingObjective", functools.cache(phases.PretrainingObjective)),
+        mock.patch.object(replacing, "PretrainingObjective", functools.cache(replacing.PretrainingObjective)),
+        mock.patch.object(replacing, "ReplacedTokens", functools.cache(replacing.ReplacedTokens)),
         mock.patch.object(evaluate, "PretrainingObjective", functools.cache(evaluate.PretrainingObjective)),
         mock.patch.object(evaluate, "_Scoring", functools.cache(evaluate._Scoring)),
         mock.patch.object(finetuning, "TaskObjective", functools.cache(finetuning.TaskObjective)),

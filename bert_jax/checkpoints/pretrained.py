@@ -34,6 +34,7 @@ from bert_jax.model.heads.table import EMBEDDING_KINDS, HEADS
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.objective import Params
 from bert_jax.model.on_cpu import unstack
+from bert_jax.model.replacing import GENERATOR
 from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
@@ -244,7 +245,7 @@ def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
             of_model = {
                 name: about
                 for name, about in sealed["arrays"].items()
-                if name.startswith("params/")
+                if name.startswith("params/") and not name.startswith(f"params/{GENERATOR}/")
             }
             flat = {name.removeprefix("params/"): about for name, about in of_model.items()}
             abstract = {"params": _abstract(path, config, task, flat)}

@@ -65,7 +65,8 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
 
 def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> PackingPlan:
     """Returns a plan for all of a histogram [L + 1], which is used up."""
-    num_left, tokens_left = int(left.sum()), int(left @ np.arange(row_length + 1))
+    num_left = int(left.sum())
+    tokens_left = int(left @ np.arange(row_length + 1))
     plans = []
     # Long ones first: short ones fit into what these leave, and not the other way round.
     for longest in np.flatnonzero(left)[::-1]:

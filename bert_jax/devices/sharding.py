@@ -168,14 +168,20 @@ def path_name(path: KeyPath) -> str:
 def match_rule(rules: tuple[tuple[str, Value], ...], name: str) -> Value:
     """Returns the value of the first rule that matches the whole name. Raises: InputError if none does."""
     for pattern, value in rules:
-        if re.fullmatch(pattern, name):
+        if re.fullmatch(pattern, _in_model(name)):
             return value
     raise InputError(f"parameter {name!r} matches no rule; add one to the table")
 
 
 def is_stacked(name: str) -> bool:
     """Returns whether the parameter has a leading axis of layers; False if its path matches no rule."""
-    return any(re.fullmatch(pattern, name) and axes[:1] == ("layers",) for pattern, axes in RULES)
+    own = _in_model(name)
+    return any(re.fullmatch(pattern, own) and axes[:1] == ("layers",) for pattern, axes in RULES)
+
+
+def _in_model(name: str) -> str:
+    """Returns the path of a parameter in its model: a generator's is that of another model beside it."""
+    return name.removeprefix("generator/")
 
 
 def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = False) -> PyTree:

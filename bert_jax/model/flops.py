@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOPs of a BERT, by arithmetic."""
 
+from collections.abc import Sequence
+
 from bert_jax.settings.model import ModelConfig
 
 
@@ -47,3 +49,20 @@ def train_flops(
     Recomputation by rematerialisation is not counted.
     """
     return 3 * forward_flops(model, num_tokens, sum_squared_lengths, num_predictions, num_sequences)
+
+
+def step_flops(
+    models: Sequence[ModelConfig],
+    num_tokens: float,
+    sum_squared_lengths: float,
+    num_predictions: float,
+    num_sequences: float,
+) -> float:
+    """Returns the FLOPs of one training step of several models at once, of which the last predicts words."""
+    first = sum(
+        train_flops(model, num_tokens, sum_squared_lengths, 0, num_sequences)
+        for model in models[:-1]
+    )
+    return first + train_flops(
+        models[-1], num_tokens, sum_squared_lengths, num_predictions, num_sequences
+    )

@@ -20,6 +20,7 @@ PURPOSES = {
     "dropout": 1,  # further folded with the step, the layer and the row
     "masking": 2,  # further folded with the epoch, the sequence and the token
     "causal_rows": 3,  # further folded as for masking
+    "replacing": 4,  # further folded as for masking
 }
 
 

@@ -96,13 +96,12 @@ def mask_rows(
     token_ids = batch.token_ids.astype(jnp.int32)
     sequence_ids = batch.sequence_ids.astype(jnp.int32)
     real = sequence_ids > 0
-    place = jnp.maximum(sequence_ids - 1, 0)  # [B, L]: which of the row's M sequences
+    place, offsets = _places(batch)
 
     def of_token(per_sequence: jax.Array) -> jax.Array:
         return jnp.take_along_axis(per_sequence, place, axis=1)
 
     positions = jnp.arange(row_length)
-    offsets = positions - of_token(batch.cls_positions.astype(jnp.int32))
     epochs = jnp.zeros_like(batch.epochs) if config.static else batch.epochs
     numbers = batch.sequence_numbers.astype(jnp.uint32)
     # [B, L, 3 or 4]
@@ -288,6 +287,21 @@ def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
     return 1 + jnp.sum(_unit(bits)[..., None] >= bounds, axis=-1)
 
 
+def bits_of_predictions(batch: Batch, seed: int) -> jax.Array:
+    """Returns random bits, uint32 [B, P], for each prediction of a masked batch, other ones than those of its mask."""
+    assert batch.sequence_numbers is not None and batch.epochs is not None
+    numbers = batch.sequence_numbers.astype(jnp.uint32)
+    bits = _token_bits(seed, batch.epochs, numbers, *_places(batch), 1, "replacing")
+    return jnp.take_along_axis(bits[..., 0], batch.mlm_positions.astype(jnp.int32), axis=1)
+
+
+def _places(batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns [B, L]: which of the row's M sequences a token is in, and which token of it."""
+    place = jnp.maximum(batch.sequence_ids.astype(jnp.int32) - 1, 0)
+    first = jnp.take_along_axis(batch.cls_positions.astype(jnp.int32), place, axis=1)
+    return place, jnp.arange(place.shape[1]) - first
+
+
 def _token_bits(
     seed: int,
     epochs: jax.Array,
@@ -295,9 +309,10 @@ def _token_bits(
     place: jax.Array,
     offsets: jax.Array,
     count: int,
+    purpose: str = "masking",
 ) -> jax.Array:
     """Returns `count` 32-bit words [B, L, count] for each token, from its sequence, its offset in it and the epoch."""
-    root = root_key(seed, "masking")
+    root = root_key(seed, purpose)
 
     def row_bits(
         epoch: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array

@@ -61,6 +61,14 @@ class Objective(abc.ABC):
         """Returns the batch as the losses take it. Called once per step, before it is divided into microbatches."""
         return batch
 
+    def apart(self, params: Params) -> Params:
+        """Returns the parameters that the optimizer changes, where those of the model are sums of them."""
+        return params
+
+    def together(self, updates: Params) -> Params:
+        """Returns the updates of parameters, from those of what `apart` returns."""
+        return updates
+
     @abc.abstractmethod
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns what the sums of a prepared batch are divided by, by the name of the loss."""

@@ -26,8 +26,9 @@ from bert_jax.data.records import row_dtype
 from bert_jax.devices.chips import GPUS, GPUS_PER_HOST, TPUS, Chip, peak_flops
 from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
-from bert_jax.model.flops import train_flops
-from bert_jax.model.objective import Objective, PretrainingObjective
+from bert_jax.model.flops import step_flops
+from bert_jax.model.objective import Objective
+from bert_jax.model.replacing import objective_of
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
@@ -156,7 +157,7 @@ def _as_run_there(config: ResolvedConfig, mesh: Mesh, limit: float, row: Rows) -
     shape = _objective(keeps_all, mesh, row).row_shape(_batch(row))
     batches = Batches(config.data.batch_size, config.train.accumulate, shape)
     state = functools.partial(_state, keeps_all, mesh, row)
-    remat, (count,) = choose_memory(config.model, [batches], mesh.shape, state, limit)
+    remat, (count,) = choose_memory(config.in_memory, [batches], mesh.shape, state, limit)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, remat=remat),
@@ -272,14 +273,14 @@ def estimated_bytes(config: ResolvedConfig, mesh: Mesh, row: Rows) -> int:
     shape = _objective(config, mesh, row).row_shape(_batch(row))
     sizes = config.data.batch_size, config.train.microbatches
     state = _state(config, mesh, row)
-    return estimate_memory(config.model, *sizes, state, mesh.shape, shape)["total"]
+    return estimate_memory(config.in_memory, *sizes, state, mesh.shape, shape)["total"]
 
 
 def model_flops(config: ResolvedConfig, num_chips: int, row: RowShape) -> float:
     """Returns the FLOPs of one chip and step that the model needs, for full rows of sequences of equal length."""
     rows = config.data.batch_size / num_chips
     tokens, pairs = rows * row.length, rows * row.length**2 / row.sequences
-    return train_flops(config.model, tokens, pairs, rows * row.predictions, rows * row.sequences)
+    return step_flops(config.models, tokens, pairs, rows * row.predictions, rows * row.sequences)
 
 
 def link_seconds(chip: Chip, num_chips: int, collectives: Sequence[Traffic]) -> float:
@@ -350,7 +351,7 @@ def _objective(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> O
     model = dataclasses.replace(config.model, unroll=unroll)
     if isinstance(row, Work):
         return row.objective(model)
-    return PretrainingObjective(model, config.masking, 103, (101, 102), config.train.next_sentence)
+    return objective_of(config, model, config.masking, 103, (101, 102))
 
 
 def _state(config: ResolvedConfig, mesh: Mesh, row: Rows | None = None) -> TrainState:

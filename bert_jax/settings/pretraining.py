@@ -7,7 +7,7 @@ the global batch, on any number of devices.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 from bert_jax.settings.model import ModelConfig, left_open
@@ -313,6 +313,36 @@ class TeacherConfig(Section):
 
 
 @dataclass(frozen=True)
+class GeneratorConfig(Section):
+    """A smaller model that fills in masks, so that the model learns which tokens were replaced (ELECTRA, DeBERTaV3)."""
+
+    # its layers; 0 has no generator: the model itself predicts masked words
+    num_layers: int = 0
+    # its heads, each as wide as the model's, and so its width; 0 takes the model's
+    num_heads: int = 0
+    # "apart": the model's tables of embeddings are the generator's and a difference, which the model alone learns, as
+    # in DeBERTaV3; "shared": both learn one, as in ELECTRA
+    tables: str = choice("apart", "shared")
+    # what the loss of replaced tokens is worth beside that of masked words
+    weight: float = setting(50.0, least=ABOVE_0, most=1e6)
+
+    def model_for(self, model: ModelConfig) -> ModelConfig:
+        """Returns the generator of a model: tables of its width, and dense layers where its own is another."""
+        heads = self.num_heads or model.num_heads
+        width, tables = heads * model.head_size, model.embedding_width
+        return replace(
+            model,
+            hidden_size=width,
+            num_layers=self.num_layers,
+            num_heads=heads,
+            num_key_heads=0,
+            layer_groups=min(1, model.layer_groups),
+            intermediate_size=max(1, model.intermediate_size * heads // model.num_heads),
+            embedding_size=model.embedding_size if width == tables else tables,
+        )
+
+
+@dataclass(frozen=True)
 class PretrainConfig(Section):
     """A pre-training run."""
 
@@ -329,6 +359,7 @@ class PretrainConfig(Section):
     )
     report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     # model to start from, with a new optimizer at step 0; "" initializes at random
     init_checkpoint: str = ""
 
@@ -336,6 +367,17 @@ class PretrainConfig(Section):
     def data_paths(self) -> tuple[str, ...]:
         """The data of each phase."""
         return (self.data.path, self.phase2.path) if self.phase2.num_steps else (self.data.path,)
+
+    @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """The model and, if there is one, its generator; the last predicts masked words."""
+        generator = self.generator
+        return (self.model, generator.model_for(self.model))[: 1 + (generator.num_layers > 0)]
+
+    @property
+    def in_memory(self) -> ModelConfig:
+        """A model whose layers take the memory of those of all `models`."""
+        return replace(self.model, num_layers=sum(model.num_layers for model in self.models))
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
@@ -360,6 +402,25 @@ class PretrainConfig(Section):
             (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
         ):
             yield self.masking.causal_rate and is_set, f"{mixed} {why}, or masking.causal_rate=0"
+        replaces = (
+            f"generator.num_layers {self.generator.num_layers} makes tokens to tell apart, and"
+        )
+        for is_set, why in (
+            (model.causal, "model.causal=True is for models that predict words; set it to False"),
+            (
+                self.masking.causal_rate,
+                "rows read causally have no masks; set masking.causal_rate=0",
+            ),
+            (
+                self.teacher.checkpoint,
+                "a teacher's words are not learnt; leave out teacher.checkpoint",
+            ),
+            (self.optimizer.layer_decay != 1, "its layers are others; set optimizer.layer_decay=1"),
+        ):
+            yield (
+                self.generator.num_layers and is_set,
+                f"{replaces} {why}, or generator.num_layers=0",
+            )
         size, pieces = self.data.batch_size, self.train.accumulate
         yield microbatches("data.batch_size", size, pieces)
         if phase2.num_steps:

@@ -56,6 +56,7 @@ _PRETRAINING = (  # metric, title, factor
     ("mlm_accuracy", "Masked language model: accuracy (%)", 100),
     ("clm_loss", "Rows from left to right: loss (nats per prediction)", 1),
     ("nsp_accuracy", "Next sentence: accuracy (%)", 100),
+    ("replaced_recall", "Replaced tokens: found (%)", 100),
 )
 
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -22,12 +23,13 @@ from bert_jax.training.step import TrainState
 
 
 def throughput(
-    model: ModelConfig, mesh: Mesh, sums: dict[str, float], seconds: float
+    models: Sequence[ModelConfig], mesh: Mesh, sums: dict[str, float], seconds: float
 ) -> dict[str, float]:
     """Returns sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known, of steps with these counts."""
-    peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
-    work = flops.train_flops(
-        model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
+    kind, dtype = mesh.devices.flat[0].device_kind, models[0].compute_dtype
+    peak = peak_flops(kind, dtype) * mesh.size
+    work = flops.step_flops(
+        models, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
     )
     values = {
         "sequences_per_second": sums["sequences"] / seconds,
@@ -37,11 +39,11 @@ def throughput(
     return values | ({"mfu": work / seconds / peak} if peak else {})
 
 
-def describe_model(model: ModelConfig, params: Params) -> str:
-    """Returns a line about the model; `params` gives the shapes."""
+def describe_model(model: ModelConfig, params: Params, what: str = "model") -> str:
+    """Returns a line about the model, or what else it is; `params` gives the shapes."""
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     return (
-        f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
+        f"{what}: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
         f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}"
     )
 

@@ -43,7 +43,7 @@ def make_evaluation(
         metrics = evaluate(eval_step, params, batches(), stopped)
         if metrics is None:
             return None
-        metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)
+        metrics["loss"] = sum(metrics[name] for name in _LOSSES if name in metrics)
         # of a much larger loss it would be infinite, which JSON does not have
         metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
         return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines
@@ -51,7 +51,10 @@ def make_evaluation(
     return evaluation
 
 
-EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy")
+_LOSSES = ("mlm_loss", "nsp_loss", "replaced_loss")
+_OF_WORDS = ("mlm_loss", "mlm_accuracy", "mlm_perplexity")
+_OF_REPLACED = ("replaced_loss", "replaced_accuracy", "replaced_recall")
+EVAL_METRICS = ("loss", *_OF_WORDS, "nsp_loss", "nsp_accuracy", *_OF_REPLACED)
 
 
 def heldout_baselines(

@@ -61,7 +61,7 @@ def estimate_memory(
 def describe_memory(config: ResolvedConfig, state: TrainState, mesh: Mesh, row: RowShape) -> str:
     """Returns a line with the estimated memory of a step on each device, and the memory of the device if known."""
     sizes = config.data.batch_size, config.train.microbatches
-    kinds = estimate_memory(config.model, *sizes, state, mesh.shape, row)
+    kinds = estimate_memory(config.in_memory, *sizes, state, mesh.shape, row)
     total = kinds.pop("total")
     parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
     # a CPU has none

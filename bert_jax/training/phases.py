@@ -14,7 +14,8 @@ from bert_jax.batches.stream import open_for_training
 from bert_jax.data.records import Dataset
 from bert_jax.errors import InputError
 from bert_jax.model.attention import LONGEST_WHOLE
-from bert_jax.model.objective import Objective, PretrainingObjective
+from bert_jax.model.objective import Objective
+from bert_jax.model.replacing import objective_of
 from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.phases import Phase, check_rows, phases_of, revision_steps, rows_before
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
@@ -83,9 +84,7 @@ def open_corpora(config: PretrainConfig, mesh: Mesh) -> Corpora:
 def _objective(config: PretrainConfig, masking: MaskingConfig, tokenizer: Tokenizer) -> Objective:
     # of masks, and of tokens never predicted
     ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
-    return PretrainingObjective(
-        config.model, masking, *ids, config.train.next_sentence, config.teacher
-    )
+    return objective_of(config, config.model, masking, *ids)
 
 
 def _fit_into_memory(
@@ -102,7 +101,7 @@ def _fit_into_memory(
         batches.append(Batches(phase.data.batch_size, phase.train.accumulate, row))
     # which all phases share
     state = partial(abstract_state, objectives[0], config.optimizer, config.train, mesh)
-    remat, counts = choose_memory(config.model, batches, mesh.shape, state, memory_of(mesh))
+    remat, counts = choose_memory(config.in_memory, batches, mesh.shape, state, memory_of(mesh))
     model = dataclasses.replace(config.model, remat=remat)
     train = dataclasses.replace(config.train, accumulate=counts[0])
     second = config.phase2
@@ -169,6 +168,9 @@ def resolve(
         two = f"{config.data.path} was prepared with --next_sentence={labels[0]}, {config.phase2.path} with {labels[1]}"
         raise InputError(f"{two}; prepare both alike, or set train.next_sentence=False")
     train = dataclasses.replace(
-        config.train, next_sentence=config.train.next_sentence and labels[0] != "none"
+        config.train,
+        next_sentence=config.train.next_sentence
+        and labels[0] != "none"
+        and not config.generator.num_layers,
     )
     return ResolvedConfig(dataclasses.replace(config, model=model, train=train))

@@ -95,6 +95,11 @@ class Training(abc.ABC):
     data: Sequence[tuple[str, Mapping[str, Any]]]
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
 
+    @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """The model, and others that are trained with it; the last predicts masked words."""
+        return (self.model,)
+
     @abc.abstractmethod
     def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
         """Returns the model after a step, with the counts of what it has seen."""

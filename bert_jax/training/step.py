@@ -199,9 +199,10 @@ def train_step(
         if divided is not None:
             gradients = jax.lax.with_sharding_constraint(gradients, divided)
         gradients = _without(gradients, kept)  # they have no part in the norm
-        updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
+        own = objective.apart(state.params)
+        updates, optimizer_state = transformation.update(gradients, state.optimizer, own)
         # nor are they decayed, as by Google's optimizer
-        updates = _without(cast(Params, updates), kept)
+        updates = _without(objective.together(cast(Params, updates)), kept)
         of_step = {
             "loss": loss,
             "grad_norm": global_norm(gradients),

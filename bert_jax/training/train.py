@@ -64,7 +64,7 @@ class _StageWork(Work):
         self.phase = number if len(training.stages) > 1 else 0
 
     def throughput(self, counts: dict[str, float], seconds: float) -> dict[str, float]:
-        return throughput(self.training.model, self.mesh, counts, seconds)
+        return throughput(self.training.models, self.mesh, counts, seconds)
 
     def keep_revision(self, step: int, params: Params, seen: dict[str, int] | None) -> None:
         keep_revision(self.training.trained_model(step, params, seen), self.run.workdir)

@@ -94,6 +94,7 @@ def _changes_of(
         run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0)
     )
     masked = MaskingConfig(run_before["masking"]["rate"], run_before["masking"]["max_predictions"])
+    masked.validate()  # NaN is a number, too
     # has one of its own
     lengths = identity.get("row_lengths", [0])[: 1 if config.phase2.max_predictions else None]
     if all(masked.most(length) == config.masking.most(length) for length in lengths):

@@ -53,6 +53,12 @@ def test_every_rule_is_used(names):
         assert used >= {pattern for pattern, _ in rules}
 
 
+def test_a_generators_parameters_lie_as_its_model_would(params):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    both = tree_shardings(mesh, params | {"generator": params})
+    assert both["generator"] == {name: both[name] for name in params}
+
+
 def test_moments_lie_where_their_parameters_lie(params):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     state = jax.eval_shape(make_optimizer(OptimizerConfig(), 10).init, params)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens were replaced: the head of ELECTRA's discriminator. Its training is not here: no batch has its labels.
+"""Which tokens were replaced: the head of ELECTRA's discriminator. `replacing` trains it, with a generator.
 
 Source: Clark et al. 2020; transformers' modeling_electra.py.
 """
