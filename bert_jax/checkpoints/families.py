@@ -244,6 +244,10 @@ class Family:
         """Returns lines that the user should see."""
         return []
 
+    def unread_by(self, config: ModelConfig) -> dict[str, str]:
+        """Returns `unread` for a model of the family."""
+        return self.unread
+
     def names_of_today(self, name: str) -> list[str]:
         """Returns today's names of a tensor, several if it holds several."""
         names = [name]
@@ -465,7 +469,11 @@ class DebertaV2(Family):
         ("conv_kernel_size", (None, 0)),
     )
     unread = {
-        "mask_predictions.": "the head that told replaced tokens (mask_predictions), as in the published DeBERTaV3"
+        "mask_predictions.": "the head that told replaced tokens (mask_predictions), as in the published DeBERTaV3",
+        "deberta.embeddings.position_embeddings.": (
+            "a table of positions that only the decoder of pre-training read (position_embeddings), as in the "
+            "published DeBERTaV3"
+        ),
     }
     # what its class takes if config.json does not say it
     _USUAL = {
@@ -517,6 +525,10 @@ class DebertaV2(Family):
             "pooler_hidden_act": "gelu",
             "legacy": False,
         }
+
+    def unread_by(self, config: ModelConfig) -> dict[str, str]:
+        read = ["deberta.embeddings.position_embeddings."] if config.positions == "learned" else []
+        return _without(self.unread, *read)
 
     def names_in(self, kind: str, names: Sequence[str] = ()) -> dict[str, str]:
         begins = {name.partition(".")[0] for name in names}

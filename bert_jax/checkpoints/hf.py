@@ -129,7 +129,7 @@ def load_hf(folder: Folder) -> Imported:
         params = to_params(read, shapes, "hf", config, name, kind)
         notes += [
             f"{name} has {what}; it is not read"
-            for begin, what in FAMILIES[config.family].unread.items()
+            for begin, what in FAMILIES[config.family].unread_by(config).items()
             if any(tensor.startswith(begin) for tensor in shapes)
         ]
     notes += find_not_finite(params, name)

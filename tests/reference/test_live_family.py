@@ -218,7 +218,7 @@ def test_a_relative_is_computed_and_written_again(tmp_path, name, head):
 
 
 def test_debertas_older_masked_language_model_is_told_by_its_names(tmp_path):
-    """Whatever `legacy` says; the head of replaced tokens is said; two masked language models are refused."""
+    """Whatever `legacy` says; what the published files have besides is said; two masked language models are refused."""
     CASES["legacy"] = ("deberta-v2", DEBERTA_V3 | {"legacy": True})
     theirs = random_model("legacy", "masked_lm", seed=3)
     del CASES["legacy"]
@@ -233,8 +233,13 @@ def test_debertas_older_masked_language_model_is_told_by_its_names(tmp_path):
     assert_same(loaded, again, "masked_lm", seed=2)
 
     tensors = safetensors.load_file(tmp_path / "model.safetensors")
-    safetensors.save_file(tensors | {"mask_predictions.dense.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
-    assert "replaced tokens" in load_hf(tmp_path).notes[0]
+    idle = {"mask_predictions.dense": torch.ones(2, 2), "deberta.embeddings.position_embeddings": torch.ones(40, 24)}
+    idle = {f"{name}.weight": tensor for name, tensor in idle.items()}
+    safetensors.save_file(tensors | idle, tmp_path / "model.safetensors")
+    assert [("replaced tokens" in note, "positions" in note) for note in load_hf(tmp_path).notes] == [
+        (True, False),
+        (False, True),
+    ]
     safetensors.save_file(
         tensors | {"lm_predictions.lm_head.bias": torch.ones(VOCAB_SIZE)}, tmp_path / "model.safetensors"
     )
