@@ -251,6 +251,11 @@ def topics_run(source: Path, checkpoint: Path | str, **sections) -> FinetuneConf
     return dataclasses.replace(config, **sections)
 
 
+def computed(function, *arguments):
+    """Returns what a function gives, compiled as one program, in arrays of NumPy."""
+    return jax.device_get(jax.jit(function)(*arguments))
+
+
 def write(path: Path, content: str | bytes) -> str:
     """Writes a file, and its directory if that is missing; returns its path as text."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained, message
+from builders import computed, drawn_params, make_pretrained, message
 
 from bert_jax import load_pretrained, make_batch, sentence_embeddings, sparse_embeddings
 from bert_jax.inference import search as module
@@ -32,10 +32,9 @@ def trained(bert, **settings):
 
 
 def test_vectors_are_the_heads_dense_or_as_words(bert):
-    vectors = sparse_embeddings(bert, TEXTS)
-    np.testing.assert_allclose(
-        vectors, forward(bert.config, bert.params, make_batch(bert, TEXTS), SPARSE)[:, 0], atol=1e-5
-    )
+    vectors, batch = sparse_embeddings(bert, TEXTS), make_batch(bert, TEXTS)
+    expected = computed(lambda params: forward(bert.config, params, batch, SPARSE), bert.params)
+    np.testing.assert_allclose(vectors, expected[:, 0], atol=1e-5)
     for vector, (ids, weights) in zip(vectors, sparse_embeddings(bert, TEXTS, sparse=True), strict=True):
         np.testing.assert_array_equal(vector[ids], weights)
         assert len(ids) == np.count_nonzero(vector) and (np.diff(weights) <= 0).all()

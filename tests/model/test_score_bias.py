@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import random_batch, tiny_model
+from builders import computed, random_batch, tiny_model
 from hf_models import random_params
 from older_layouts import slopes
 
@@ -90,23 +90,19 @@ def test_buckets_are_exact_and_then_logarithmic():
 
 
 @pytest.mark.parametrize(("queries", "keys", "ahead"), [(5, 5, 0), (1, 1, 0), (7, 300, -3), (200, 600, -200)])
-def test_biases_are_rows_of_the_table_by_distance(queries, keys, ahead):
+def test_biases_are_rows_of_the_table_or_slopes_by_distance(queries, keys, ahead):
     table = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
-    found = bias_of(jnp.asarray(table), queries, keys, ahead)
-    np.testing.assert_array_equal(found, table[:, :, bucket_of(distances(queries, keys, ahead))])
+    tables = table, np.float32(slopes_of(3))[None, :, None]
+    found, of_slopes = computed(lambda *tables: [bias_of(each, queries, keys, ahead) for each in tables], *tables)
+    away = distances(queries, keys, ahead)
+    np.testing.assert_array_equal(found, table[:, :, bucket_of(away)])
+    np.testing.assert_allclose(of_slopes, -np.array(slopes(3))[:, None, None] * abs(away)[None, None], rtol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20])
 def test_slopes_are_those_of_the_paper(heads):
     assert slopes_of(heads).tolist() == slopes(heads)
     assert {1: [2**-8], 2: [2**-4, 2**-8]}.get(heads, slopes(heads)) == slopes_of(heads).tolist()
-
-
-@pytest.mark.parametrize(("queries", "keys", "ahead"), [(5, 5, 0), (1, 1, 0), (7, 300, -3), (200, 600, -200)])
-def test_alibi_takes_a_slope_for_each_token_of_distance(queries, keys, ahead):
-    found = bias_of(jnp.asarray(slopes_of(3), jnp.float32)[None, :, None], queries, keys, ahead)
-    by_head = np.array(slopes(3))[:, None, None]
-    np.testing.assert_allclose(found, -by_head * abs(distances(queries, keys, ahead))[None, None], rtol=1e-6)
 
 
 def expected_row(distance, buckets, farthest):
@@ -188,7 +184,8 @@ def encoder_in_numpy(config, encoder, ids):
 
 @functools.cache
 def hidden_of(config):
-    return jax.jit(lambda params, batch: encode(config, params, batch, layers=True, attentions=True).hidden)
+    compiled = jax.jit(lambda params, batch: encode(config, params, batch, layers=True, attentions=True).hidden)
+    return lambda params, batch: np.asarray(compiled(params, batch))
 
 
 @functools.cache
@@ -272,7 +269,7 @@ def test_how_it_is_computed_changes_nothing(model, changes):
         "attention" in changes
     )
     with jax.numpy_rank_promotion("raise"):  # as users switch it on
-        found = jax.jit(lambda params: encode(changed, params, batch).hidden)(params)
+        found = computed(lambda params: encode(changed, params, batch).hidden, params)
     real = batch.sequence_ids > 0
     np.testing.assert_allclose(np.asarray(found)[real], hidden_of(model)(params, batch)[real], atol=2e-5)
 
@@ -345,7 +342,7 @@ def test_eight_devices_compute_the_gradients_that_one_computes(model):
 def test_the_table_is_a_bias_at_the_depth_of_embeddings(params):
     assert decay_mask(params)["encoder"]["score_bias"] == {"embedding": False}
     ones = jax.tree.map(np.ones_like, params)
-    scaled, _ = scale_by_depth(0.5).update(ones, None)
+    scaled = computed(lambda ones: scale_by_depth(0.5).update(ones, None)[0], ones)
     of_table, of_words = (scaled["encoder"][name] for name in ("score_bias", "embeddings"))
     assert of_table["embedding"][0, 0] == of_words["word"]["embedding"][0, 0] == 0.125
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of vectors of texts against plain numpy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import computed
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
@@ -35,7 +38,7 @@ def unit(vectors):
 
 
 def loss_of(name, vectors=VECTORS, **settings):
-    found = jax.jit(lambda vectors: LOSSES[name](EmbeddingConfig(**settings), vectors, TEXTS, WEIGHTS))(vectors)
+    found = computed(lambda vectors: LOSSES[name](EmbeddingConfig(**settings), vectors, TEXTS, WEIGHTS), vectors)
     return {key: (float(total), float(weight)) for key, (total, weight) in found.items()}
 
 
@@ -88,7 +91,7 @@ def test_scores_of_a_teacher(name):
     assert float(total / weight) == pytest.approx(taught_losses(there, name), rel=1e-5)
     batch.labels = batch.labels._replace(taught=None)
     with pytest.raises(InputError, match=f"embedding.loss {name} needs a teacher's scores"):
-        head.losses(jnp.asarray(VECTORS), batch, WEIGHTS)
+        jax.eval_shape(lambda vectors: head.losses(vectors, batch, WEIGHTS), VECTORS)
 
 
 def expected_gist(vectors, guide, temperature, margin):
@@ -111,11 +114,13 @@ def expected_gist(vectors, guide, temperature, margin):
 def test_a_guide_leaves_out_what_it_finds_too_near(margin):
     settings = EmbeddingConfig(loss="gist", temperature=0.2, guide_margin=margin)
     guide = np.random.default_rng(1).normal(size=(6, 4, 5)).astype(np.float32)
-    found = jax.jit(lambda vectors: embedding.gist(settings, guide, vectors, TEXTS, WEIGHTS))(VECTORS)
+    both = settings, EmbeddingConfig(guide_margin=2.0)
+    found, alone = computed(
+        lambda vectors: [embedding.gist(each, guide, vectors, TEXTS, WEIGHTS) for each in both], VECTORS
+    )
     loss, weight = found["loss"]
     assert float(weight) == 5 and float(loss) == pytest.approx(expected_gist(VECTORS, guide, 0.2, margin), rel=1e-5)
     # a margin beyond all cosines leaves nothing: the positive is alone
-    alone = embedding.gist(EmbeddingConfig(guide_margin=2.0), guide, VECTORS, TEXTS, WEIGHTS)
     assert float(alone["loss"][0]) == 0 and float(alone["accuracy"][0]) == 5
 
 
@@ -164,12 +169,12 @@ def test_the_gradient_is_finite_and_that_of_differences(name):
     """Also where the anchor is its positive, as in a batch of plain texts."""
     vectors = VECTORS.copy()
     vectors[1, 1] = vectors[1, 0]
-    loss = jax.jit(lambda v: LOSSES[name](EmbeddingConfig(), v, TEXTS, WEIGHTS)["loss"][0])
-    gradient = np.asarray(jax.jit(jax.grad(loss))(vectors))
+    loss = jax.jit(jax.value_and_grad(lambda v: LOSSES[name](EmbeddingConfig(), v, TEXTS, WEIGHTS)["loss"][0]))
+    gradient = np.asarray(loss(vectors)[1])
     assert np.isfinite(gradient).all() and not gradient[5].any() and gradient[:5].any()
     step = np.zeros_like(vectors)
     step[0, 0, 3] = 1e-2
-    change = (float(loss(vectors + step)) - float(loss(vectors - step))) / 2e-2
+    change = (float(loss(vectors + step)[0]) - float(loss(vectors - step)[0])) / 2e-2
     assert gradient[0, 0, 3] == pytest.approx(change, rel=2e-2, abs=2e-3)
 
 
@@ -182,7 +187,7 @@ def divergence_of(outputs, teacher, softened=1.0, **settings):
     """Returns how far vectors are from a teacher's, those of each text in a row of its own, [6]."""
     labels = Texts(np.arange(24, dtype=np.int32).reshape(6, 4), NUMBERS, SCORES)
     head = EMBEDDINGS.as_set(TaskConfig(embedding=EmbeddingConfig(**settings)))
-    rows = [jnp.asarray(each).reshape(24, 1, -1) for each in (outputs, teacher)]
+    rows = [each.reshape(24, 1, -1) for each in (outputs, teacher)]
     return jax.jit(lambda *rows: head.divergence(*rows, Batch(*[None] * 5)._replace(labels=labels), softened))(*rows)
 
 
@@ -208,11 +213,12 @@ def expected_divergence(outputs, teacher, temperature):
 @pytest.mark.parametrize("most", [1 << 25, 36])
 def test_candidates_are_as_probable_as_a_teacher_says(monkeypatch, most):
     monkeypatch.setattr(embedding, "_MOST_COSINES", most)
-    found = divergence_of(VECTORS, WANTED, 2.0, temperature=0.1)
-    np.testing.assert_allclose(found[:5], expected_divergence(VECTORS, WANTED, 0.2), rtol=1e-4)
+    found = np.asarray(divergence_of(VECTORS, WANTED, 2.0, temperature=0.1))
+    expected = expected_divergence(VECTORS, WANTED, 0.2)
+    np.testing.assert_allclose(found[:5], expected, rtol=1e-4)
     assert np.isfinite(found[5])  # an empty place; its weight is 0
-    short = divergence_of(VECTORS, WANTED, 2.0, temperature=0.1, dimensions="8,3")
-    both = np.add(found[:5], expected_divergence(VECTORS[..., :3], WANTED, 0.2))
+    short = np.asarray(divergence_of(VECTORS, WANTED, 2.0, temperature=0.1, dimensions="8,3"))
+    both = found[:5] + expected_divergence(VECTORS[..., :3], WANTED, 0.2)
     np.testing.assert_allclose(short[:5], both, rtol=1e-4)
 
 
@@ -226,21 +232,22 @@ def test_cosines_are_as_large_as_a_teacher_says(loss):
 
 @pytest.mark.parametrize("settings", [{}, {"both_directions": True}, {"loss": "cosent"}, {"loss": "triplet"}])
 def test_who_says_what_the_teacher_says_learns_nothing(settings):
-    assert np.abs(divergence_of(VECTORS, 3 * VECTORS, **settings)[:5]).max() < 1e-5
 
     @jax.jit
-    @jax.grad
+    @functools.partial(jax.grad, has_aux=True)
     def gradient_of(vectors, teacher):
-        return jnp.sum(divergence_of(vectors, teacher, **settings) * WEIGHTS)
+        apart = divergence_of(vectors, teacher, **settings)
+        return jnp.sum(apart * WEIGHTS), apart
 
-    gradient = gradient_of(VECTORS, 3 * np.pad(VECTORS, ((0, 0), (0, 0), (0, 4))))
+    gradient, apart = jax.device_get(gradient_of(VECTORS, 3 * np.pad(VECTORS, ((0, 0), (0, 0), (0, 4)))))
+    assert np.abs(apart[:5]).max() < 1e-5
     assert np.isfinite(gradient).all() and np.abs(gradient).max() < 1e-4
-    other = gradient_of(VECTORS, WANTED)
+    other = gradient_of(VECTORS, WANTED)[0]
     assert np.isfinite(other).all() and np.abs(other).max() > 1e-2
 
 
 def test_several_teachers_say_the_mean_of_their_cosines():
-    both = np.asarray(EMBEDDINGS.mean_of([VECTORS, WANTED]))
+    both = computed(lambda *vectors: EMBEDDINGS.mean_of(vectors), VECTORS, WANTED)
     cosines = [np.einsum("EK,CK->EC", each[:, 0], each[:, 1]) for each in map(unit, (VECTORS, WANTED, both))]
     np.testing.assert_allclose(cosines[2], (cosines[0] + cosines[1]) / 2, atol=1e-6)
 
@@ -260,12 +267,14 @@ def test_each_text_of_a_row_is_pooled_alone(name):
     expected = [[of_text(hidden[row][ids[row] == number]) for number in (1, 2)] for row in range(2)]
     batch = Batch(ids, ids, ids, first, np.ones_like(first))
 
-    def pooled(hidden):
-        return embedding._pooled(name, hidden, batch, "highest")
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient_of(hidden):
+        pooled = embedding._pooled(name, hidden, batch, "highest")
+        return jnp.sum(pooled[:, :2] ** 2), pooled
 
-    found = jax.jit(pooled)(hidden)
+    gradient, found = jax.device_get(gradient_of(hidden))
     np.testing.assert_allclose(found[:, :2], expected, atol=1e-6)
     if name not in ("cls", "last"):  # whose empty places have some token's vector
         assert not np.any(found[:, 2])
-    gradient = jax.jit(jax.grad(lambda hidden: jnp.sum(pooled(hidden)[:, :2] ** 2)))(hidden)
-    assert np.isfinite(gradient).all() and not np.any(np.asarray(gradient)[ids == 0])
+    assert np.isfinite(gradient).all() and not np.any(gradient[ids == 0])

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of words, FLOPS and queries from a table, against plain NumPy."""
 
+import contextlib
 import functools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import drawn_params, random_batch, tiny_model
+from builders import computed, drawn_params, random_batch, tiny_model
 
 from bert_jax.batch import pad_rows
+from bert_jax.model.derivatives import plain_derivatives
 from bert_jax.model.heads import sparse
 from bert_jax.model.heads.embedding import Texts
 from bert_jax.model.heads.sparse import SparseEmbeddings, _largest, terms_of
@@ -86,18 +89,24 @@ def test_a_word_has_the_largest_of_its_logits_above_0(monkeypatch, params, batch
     assert not found[3, 1].any() and (found[0] == 0).any()
 
 
+def weights_of_words(model, given, rows):
+    """Returns the vectors of hidden states: of the head alone, whose derivatives compile in a part of the time."""
+    encoded = SimpleNamespace(hidden=given["hidden"], word_table=given["table"][None])
+    return sparse.WordWeights(model, head().settings).apply({"params": given["mlm"]}, encoded, rows)
+
+
 def test_the_gradient_of_blocks_is_that_of_all_words_at_once(monkeypatch, params, batch):
     """And that of JAX's own rules."""
     wanted = RNG.normal(size=(4, 2, 203)).astype(np.float32)
+    table = params["encoder"]["embeddings"]["word"]["embedding"]
+    given = {"hidden": RNG.normal(size=(4, 32, 32)).astype(np.float32), "table": table, "mlm": params["mlm"]}
 
-    def gradient(most, own):
+    def gradient(most, rules=contextlib.nullcontext):
         monkeypatch.setattr(sparse, "_MOST_LOGITS", most)
-        loss = lambda params: jnp.sum(  # noqa: E731
-            forward(MODEL, params, batch, head(), own_derivatives=own) * wanted
-        )
-        return jax.jit(jax.grad(loss))(params)
+        with rules():
+            return computed(jax.grad(lambda given: jnp.sum(weights_of_words(MODEL, given, batch) * wanted)), given)
 
-    whole, blocks, plain = gradient(WHOLE, True), gradient(BLOCKS, True), gradient(BLOCKS, False)
+    whole, blocks, plain = gradient(WHOLE), gradient(BLOCKS), gradient(BLOCKS, plain_derivatives)
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(whole))
     for one, other, usual in zip(*map(jax.tree.leaves, (whole, blocks, plain))):
         np.testing.assert_allclose(other, one, atol=1e-6 * largest)
@@ -105,21 +114,23 @@ def test_the_gradient_of_blocks_is_that_of_all_words_at_once(monkeypatch, params
 
 
 def test_tokens_with_the_same_largest_logit_share_its_gradient():
-    logits = jnp.array([[[1.0], [3.0], [3.0], [9.0], [2.0]]])
-    ids = jnp.array([[1, 1, 1, 0, 2]])
-    gradient = jax.grad(lambda logits: jnp.sum(_largest(3, logits, ids) * jnp.array([[[4.0], [5.0], [6.0]]])))(logits)
+    logits, ids = np.float32([[[1], [3], [3], [9], [2]]]), np.array([[1, 1, 1, 0, 2]])
+    loss = lambda logits: jnp.sum(_largest(3, logits, ids) * np.float32([[[4], [5], [6]]]))  # noqa: E731
+    gradient = computed(jax.grad(loss), logits)
     assert gradient.ravel().tolist() == [0, 2, 2, 0, 5]
 
 
 def test_no_more_logits_are_held_than_those_of_a_block(monkeypatch):
     """In the memory of the compiled gradient."""
-    model = tiny_model(vocab_size=8192, num_layers=1)
-    shapes = jax.eval_shape(lambda: drawn_params(model, "masked_lm"))
+    model = tiny_model(vocab_size=8192)
+    drawn = jax.eval_shape(lambda: drawn_params(model, "masked_lm"))
+    hidden = jax.ShapeDtypeStruct((16, 64, 32), jnp.float32)
+    shapes = {"hidden": hidden, "table": drawn["encoder"]["embeddings"]["word"]["embedding"], "mlm": drawn["mlm"]}
     rows = pad_rows(np.ones((16, 64), np.int32), 64)
 
     def temporary_bytes(most):
         monkeypatch.setattr(sparse, "_MOST_LOGITS", most)
-        loss = lambda params, rows: jnp.sum(jnp.square(forward(model, params, rows, head())))  # noqa: E731
+        loss = lambda given, rows: jnp.sum(jnp.square(weights_of_words(model, given, rows)))  # noqa: E731
         compiled = jax.jit(jax.grad(loss)).lower(shapes, rows).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
