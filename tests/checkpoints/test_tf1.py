@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -128,16 +127,20 @@ def test_googles_checkpoint_computes_what_googles_code_computes(google, reposito
         sequence_weights=np.ones((3, 1), np.float32),
         mlm_positions=golden["inputs/masked_lm_positions"],
     )
-    output = jax.jit(forward, static_argnums=(0, 3))(loaded.config, loaded.params, batch, PRETRAINING)
-    layers = jax.jit(functools.partial(encode, loaded.config, layers=True))(loaded.params, batch).layers
+
+    @jax.jit
+    def both(params):
+        output = forward(loaded.config, params, batch, PRETRAINING)
+        shares = jax.nn.log_softmax(output.mlm_logits[..., :15]), jax.nn.log_softmax(output.next_sentence_logits[:, 0])
+        return encode(loaded.config, params, batch, layers=True).layers, output.encoded.pooled[:, 0], *shares
+
+    layers, pooled, words, sentences = jax.device_get(both(loaded.params))
     there = golden["inputs/input_mask"] > 0
     np.testing.assert_allclose(layers[0][there], golden["embedding_output"][there], atol=2e-6)
     for ours, theirs in zip(layers[1:], golden["all_encoder_layers"], strict=True):
         np.testing.assert_allclose(ours[there], theirs[there], atol=2e-6)
-    np.testing.assert_allclose(output.encoded.pooled[:, 0], golden["pooled_output"], atol=2e-6)
-    words = jax.nn.log_softmax(output.mlm_logits[..., :15]).reshape(-1, 15)
-    np.testing.assert_allclose(words, golden["masked_lm_log_probs"], atol=2e-6)
-    sentences = jax.nn.log_softmax(output.next_sentence_logits[:, 0])
+    np.testing.assert_allclose(pooled, golden["pooled_output"], atol=2e-6)
+    np.testing.assert_allclose(words.reshape(-1, 15), golden["masked_lm_log_probs"], atol=2e-6)
     np.testing.assert_allclose(sentences, golden["next_sentence_log_probs"], atol=2e-6)
 
 

@@ -119,6 +119,14 @@ def test_no_layer_decides_what_it_sees(attention):
     assert text.count("cond[") == text.count("branches_platforms=((")  # what a platform decides, none remains of it
 
 
+def loss_and_layers(config, params, batch):
+    found = encode(config, params, batch, layers=True)
+    return jnp.sum(jnp.cos(found.hidden)), found.layers
+
+
+of_one_device = jax.jit(jax.value_and_grad(loss_and_layers, argnums=1, has_aux=True), static_argnums=0)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_shared_layers_are_layers_with_the_same_parameters(groups):
     """Hidden states, of each layer too, and gradients, whose sum is that of what is shared; also over eight devices."""
@@ -129,20 +137,16 @@ def test_shared_layers_are_layers_with_the_same_parameters(groups):
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf, 4 // groups, axis=0), stack)
     batch = random_batch(num_rows=8, row_length=40, num_sequences=2)
 
-    def loss(config, params, batch):
-        found = encode(config, params, batch, layers=True)
-        return jnp.sum(jnp.cos(found.hidden)), found.layers
-
-    def run(config, params, **options):
-        return jax.jit(jax.value_and_grad(functools.partial(loss, config), has_aux=True), **options)
-
-    (_, layers), gradient = run(apart, params)({"encoder": params["encoder"] | {"layers": repeated}}, batch)
+    (_, layers), gradient = jax.device_get(
+        of_one_device(apart, {"encoder": params["encoder"] | {"layers": repeated}}, batch)
+    )
     summed = jax.tree.map(lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]).sum(1), gradient["encoder"]["layers"])
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    (_, alone), of_one = run(shared, params)(params, batch)
+    (_, alone), of_one = of_one_device(shared, params, batch)
     with jax.set_mesh(mesh):
         shardings = tree_shardings(mesh, params)
-        divided = run(shared, params, out_shardings=(None, shardings))
+        value_and_grad = jax.value_and_grad(functools.partial(loss_and_layers, shared), has_aux=True)
+        divided = jax.jit(value_and_grad, out_shardings=(None, shardings))
         found = divided(jax.device_put(params, shardings), jax.device_put(batch, row_sharding(mesh)))
     for (_, states), grads in (((0, alone), of_one), found):
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), states, layers)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import drawn_params, fresh_state, make_pretrained
+from builders import computed, drawn_params, fresh_state, make_pretrained
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import bert_jax
@@ -65,24 +65,31 @@ def test_seeds_that_differ_above_32_bits_differ():
 
 def test_each_row_has_a_key_of_its_own():
     key = root_key(3, "dropout")
-    bits = np.asarray(bits_of_rows(key, (4, 3, 5)))
-    for row in range(4):
-        own = jax.random.bits(jax.random.fold_in(key, row), (3, 5), jnp.uint32)
-        np.testing.assert_array_equal(bits[row], own)
+
+    @jax.vmap
+    def own(row):
+        return jax.random.bits(jax.random.fold_in(key, row), (3, 5), jnp.uint32)
+
+    np.testing.assert_array_equal(*computed(lambda rows: (bits_of_rows(key, (4, 3, 5)), own(rows)), np.arange(4)))
 
 
 def test_rows_of_rows_are_numbered():
     key = root_key(3, "dropout")
-    whole = np.asarray(bits_of_rows(key, (10, 5)))
-    with rows_numbered(1, 2), rows_numbered(1, 3):
-        np.testing.assert_array_equal(bits_of_rows(key, (2, 5)), whole[[3, 9]])
-    np.testing.assert_array_equal(bits_of_rows(key, (2, 5)), whole[:2])
+
+    def bits(key):
+        with rows_numbered(1, 2), rows_numbered(1, 3):
+            numbered = bits_of_rows(key, (2, 5))
+        return bits_of_rows(key, (10, 5)), numbered, bits_of_rows(key, (2, 5))
+
+    whole, numbered, first = computed(bits, key)
+    np.testing.assert_array_equal(numbered, whole[[3, 9]])
+    np.testing.assert_array_equal(first, whole[:2])
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_rows_of_a_device_and_of_a_microbatch_draw_what_they_draw_in_the_whole_batch(devices):
     key, shape, count = root_key(3, "dropout"), (32, 3, 5), 2
-    whole = np.asarray(bits_of_rows(key, shape))
+    whole = computed(lambda key: bits_of_rows(key, shape), key)
     each = shape[0] // devices
 
     def draw(key, index):
@@ -92,7 +99,7 @@ def test_rows_of_a_device_and_of_a_microbatch_draw_what_they_draw_in_the_whole_b
     draw = jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=PartitionSpec("data"), check_vma=False)
     with jax.set_mesh(make_mesh(MeshConfig(data=devices), jax.devices()[:devices])):
         for index in range(count):
-            np.testing.assert_array_equal(jax.jit(draw)(key, jnp.int32(index)), whole[index::count])
+            np.testing.assert_array_equal(computed(draw, key, np.int32(index)), whole[index::count])
 
 
 @pytest.mark.parametrize("axis", ["data", "batch"])
@@ -106,9 +113,10 @@ def test_the_name_of_a_user_s_axis_changes_no_bit(axis):
 
     draw = jax.shard_map(both, in_specs=PartitionSpec(), out_specs=PartitionSpec(axis))
     with jax.set_mesh(jax.make_mesh((2,), (axis,), devices=jax.devices()[:2])):
-        same, apart = (np.asarray(bits) for bits in jax.jit(draw)(key))
-    np.testing.assert_array_equal(same, np.tile(bits_of_rows(key, (2, 5)), (2, 1)))
-    expected = [bits_of_rows(jax.random.fold_in(key, number), (2, 5)) for number in range(2)]
+        same, apart = computed(draw, key)
+    keys = key, *(jax.random.fold_in(key, number) for number in range(2))
+    alone, *expected = computed(lambda *keys: [bits_of_rows(each, (2, 5)) for each in keys], *keys)
+    np.testing.assert_array_equal(same, np.tile(alone, (2, 1)))
     np.testing.assert_array_equal(apart, np.concatenate(expected))
 
 

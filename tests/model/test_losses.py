@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import computed
 
 from bert_jax.errors import InputError
 from bert_jax.model.losses import accuracy, cross_entropy, mean_metrics, squared_error
@@ -26,12 +27,13 @@ def test_label_0_counts_like_any_other():
 
 
 def test_large_logits_stay_finite_and_bfloat16_is_summed_in_float32():
-    total, _ = cross_entropy(jnp.array([[1e4, -1e9]], jnp.bfloat16), jnp.array([0]), jnp.ones(1))
+    total, _ = computed(cross_entropy, np.array([[1e4, -1e9]], jnp.bfloat16), np.array([0]), np.ones(1))
     assert total.dtype == jnp.float32 and float(total) == 0.0
 
 
 def test_squared_error_and_the_means_of_sums():
-    total, weight = squared_error(jnp.array([1.0, 2.0, 5.0]), jnp.array([0.0, 4.0, 5.5]), jnp.array([1, 0.5, 0]))
+    given = np.array([1.0, 2.0, 5.0]), np.array([0.0, 4.0, 5.5]), np.array([1, 0.5, 0])
+    total, weight = computed(squared_error, *given)
     assert (float(total), float(weight)) == (3.0, 1.5)
     assert mean_metrics({"loss": (total, weight), "none": (0.0, 0.0)}) == {"loss": 2.0, "none": 0.0}
 
@@ -52,15 +54,14 @@ def test_every_row_needs_a_class_and_a_weight(labels, weights, message):
 
 
 def test_accuracy():
-    hits, weight = accuracy(
-        jnp.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), jnp.array([1, 1, 1]), jnp.array([1, 1, 0.0])
-    )
+    logits = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    hits, weight = computed(accuracy, logits, np.array([1, 1, 1]), np.array([1, 1, 0.0]))
     assert (float(hits), float(weight)) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_tie_is_wrong(dtype):
     """A model that says the same of everything knows nothing; nor does one that is not a number."""
-    logits = jnp.array([[0.5, 0.5, 0.5], [2.0, 2.0, -1.0], [2.0, 1.0, 1.0], [jnp.nan] * 3, [3.0, 3.0, 3.5]], dtype)
-    hits, weight = jax.jit(accuracy)(logits, jnp.array([0, 1, 0, 0, 2]), jnp.ones(5))
+    logits = np.array([[0.5, 0.5, 0.5], [2.0, 2.0, -1.0], [2.0, 1.0, 1.0], [np.nan] * 3, [3.0, 3.0, 3.5]])
+    hits, weight = computed(accuracy, logits.astype(dtype), np.array([0, 1, 0, 0, 2]), np.ones(5))
     assert (float(hits), float(weight)) == (2.0, 5.0)

@@ -4,10 +4,9 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import fresh_state, task_params, tiny_model
+from builders import computed, fresh_state, task_params, tiny_model
 
 from bert_jax.batch import Batch, Row
 from bert_jax.batches.make import batch_of_rows, unpadded_outputs
@@ -45,7 +44,7 @@ def losses_of(logits, batch, task):
 
 
 def loss_of(logits, batch, task):
-    total, weight = losses_of(jax.numpy.asarray(logits, jax.numpy.float32), batch, task)["loss"]
+    total, weight = losses_of(np.float32(logits), batch, task)["loss"]
     return float(total), float(weight)
 
 
@@ -61,7 +60,7 @@ def test_one_output_is_a_regression():
     batch = blank(3, 6, [6, 3], labels=np.array([[1.5], [-2.0], [9.0]], np.float32))
     expected = (logits[0, 0, 0] - 1.5) ** 2 + (logits[1, 0, 0] + 2.0) ** 2
     assert loss_of(logits, batch, "sequence_classification") == pytest.approx((expected, 2))
-    assert "accuracy" not in losses_of(jax.numpy.asarray(logits), batch, "sequence_classification")
+    assert "accuracy" not in losses_of(np.float32(logits), batch, "sequence_classification")
 
 
 def test_words_that_are_not_asked_about_weigh_nothing():
@@ -245,30 +244,35 @@ def test_choices_in_one_row_are_as_in_rows_of_their_own():
 def test_warm_up_as_a_share_of_the_run():
     by_rate = learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_rate=0.1), 50)
     by_steps = learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=5), 50)
-    np.testing.assert_array_equal([by_rate(step) for step in range(50)], [by_steps(step) for step in range(50)])
-    assert by_rate(4) == pytest.approx(0.8) and by_rate(5) == pytest.approx(0.9)
+    shared, counted = computed(lambda steps: [jax.vmap(rate)(steps) for rate in (by_rate, by_steps)], np.arange(50))
+    np.testing.assert_array_equal(shared, counted)
+    assert shared[4] == pytest.approx(0.8) and shared[5] == pytest.approx(0.9)
 
 
 def few_params():
     """Returns a parameter of each depth, under the names that a model has, of two layers."""
-    layers = {"attention": {"query": {"kernel": jnp.ones((2, 3, 3))}}, "mlp": {"output": {"bias": jnp.ones((2, 3))}}}
-    encoder = {"layers": layers, "embeddings": {"word": {"embedding": jnp.ones((5, 3))}}}
-    encoder["pooler"] = {"kernel": jnp.ones((3, 3))}
-    return {"encoder": encoder, "classifier": {"kernel": jnp.ones((3, 2))}}
+    layers = {"attention": {"query": {"kernel": np.ones((2, 3, 3))}}, "mlp": {"output": {"bias": np.ones((2, 3))}}}
+    encoder = {"layers": layers, "embeddings": {"word": {"embedding": np.ones((5, 3))}}}
+    encoder["pooler"] = {"kernel": np.ones((3, 3))}
+    return jax.tree.map(np.float32, {"encoder": encoder, "classifier": {"kernel": np.ones((3, 2))}})
+
+
+def first_updates(config, gradients, params):
+    """Returns the updates of the first step of an optimizer."""
+    optimizer = make_optimizer(config, 10)
+    return computed(lambda *given: optimizer.update(given[0], optimizer.init(given[1]), given[1])[0], gradients, params)
 
 
 def test_layers_learn_the_slower_the_deeper():
     params = few_params()
-    gradients = jax.tree.map(lambda leaf: leaf * 0 + 0.01, params)
+    gradients = jax.tree.map(lambda leaf: np.full_like(leaf, 0.01), params)
 
     def change(layer_decay):
         config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, layer_decay=layer_decay)
-        optimizer = make_optimizer(config, 10)
-        updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
-        return updates
+        return first_updates(config, gradients, params)
 
     plain, decayed = change(1.0), change(0.5)
-    ratio = jax.tree.map(lambda one, other: np.asarray(other / one), plain, decayed)
+    ratio = jax.tree.map(lambda one, other: other / one, plain, decayed)
     np.testing.assert_allclose(ratio["classifier"]["kernel"], 1)
     np.testing.assert_allclose(ratio["encoder"]["pooler"]["kernel"], 1)
     for leaf in jax.tree.leaves(ratio["encoder"]["layers"]):
@@ -307,13 +311,12 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
 
 def test_a_scaled_rate_is_another_rate():
     params = few_params()
-    gradients = jax.tree.map(lambda leaf: leaf * 0.1 + 0.01, params)
+    gradients = jax.tree.map(lambda leaf: np.full_like(leaf, 0.11), params)
 
     def updates(rate):
-        optimizer = make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=0), 10)
-        return jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[0]
+        return first_updates(OptimizerConfig(learning_rate=rate, warmup_steps=0), gradients, params)
 
-    ours = apply_updates(params, jax.tree.map(lambda leaf: leaf * 3.0, updates(1e-3)))
-    theirs = apply_updates(params, updates(3e-3))
+    thrice = jax.tree.map(lambda leaf: leaf * np.float32(3), updates(1e-3))
+    ours, theirs = (computed(apply_updates, params, each) for each in (thrice, updates(3e-3)))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
         np.testing.assert_allclose(one, other, atol=1e-7)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from builders import task_params, tiny_model
+from builders import computed, task_params, tiny_model
 
 from bert_jax.devices.sharding import path_name
 from bert_jax.errors import InputError
@@ -28,6 +28,11 @@ from bert_jax.training.optim import (
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_steps=4)
 
 
+def rate_of(*arguments):
+    """Returns a compiled schedule."""
+    return jax.jit(learning_rate_at(*arguments))
+
+
 def google_rate(step, config, num_steps):
     """Returns the rate as optimization.py computes it: the decay runs from step 0, warm-up overrides it."""
     if step < config.warmup_steps:
@@ -38,7 +43,7 @@ def google_rate(step, config, num_steps):
 @pytest.mark.parametrize(("warmup_steps", "num_steps"), [(4, 20), (0, 7), (10_000, 1_000_000)])
 def test_schedule_is_googles(warmup_steps, num_steps):
     config = OptimizerConfig(learning_rate=1e-4, warmup_steps=warmup_steps)
-    rate = jax.jit(learning_rate_at(config, num_steps))
+    rate = rate_of(config, num_steps)
     for step in {
         0,
         1,
@@ -55,25 +60,25 @@ def test_schedule_is_googles(warmup_steps, num_steps):
 
 
 def test_the_first_rate_is_0_and_the_rate_drops_at_the_end_of_warm_up():
-    rate = learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=10), 20)
+    rate = rate_of(OptimizerConfig(learning_rate=1.0, warmup_steps=10), 20)
     assert float(rate(0)) == 0.0
     assert (float(rate(9)), float(rate(10))) == pytest.approx((0.9, 0.5))
-    assert float(learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 20)(0)) == 1.0
+    assert float(rate_of(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 20)(0)) == 1.0
     root = OptimizerConfig(learning_rate=1.0, warmup_steps=0, decay_power=0.5)
-    assert float(learning_rate_at(root, 16)(12)) == pytest.approx(0.5)
+    assert float(rate_of(root, 16)(12)) == pytest.approx(0.5)
 
 
 def test_cosine_falls_from_the_end_of_warm_up_to_0():
-    rate = learning_rate_at(OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule="cosine"), 110)
+    rate = rate_of(OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule="cosine"), 110)
     assert [float(rate(step)) for step in (0, 5, 10, 60, 110, 200)] == pytest.approx([0, 1, 2, 1, 0, 0], abs=1e-6)
 
 
 def test_stable_stays_and_falls_in_the_last_steps():
     config = OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule="stable", decay_rate=0.2)
-    rate = learning_rate_at(config, 100, 1000)
+    rate = rate_of(config, 100, 1000)
     steps = (1005, 1010, 1079, 1080, 1085, 1100, 1200)
     assert [float(rate(step)) for step in steps] == pytest.approx([1, 2, 2, 2, 1, 0, 0], abs=1e-6)
-    flat = learning_rate_at(dataclasses.replace(config, decay_rate=0.0), 100)
+    flat = rate_of(dataclasses.replace(config, decay_rate=0.0), 100)
     assert float(flat(99)) == float(flat(10**6)) == 2.0
 
 
@@ -104,30 +109,25 @@ def test_adamw_follows_googles_formulas():
     config = dataclasses.replace(CONFIG, weight_decay=0.1)
     optimizer = make_optimizer(config, 8)
     tree = {"norm": {"scale": params["scale"]}, "dense": {"kernel": params["kernel"], "bias": params["bias"]}}
-    ours = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
-    state = optimizer.init(ours)
-
-    @jax.jit
-    def step(gradient, state, ours):
-        updates, state = optimizer.update(gradient, state, ours)
-        return apply_updates(ours, updates), state
-
+    ours = jax.tree.map(np.float32, tree)
+    state, step = optimizer.init(ours), step_of(optimizer)
     for gradient, expected in zip(gradients, google_adamw(params, gradients, config, 8, {"kernel"}), strict=True):
         tree = {"norm": {"scale": gradient["scale"]}, "dense": {"kernel": gradient["kernel"], "bias": gradient["bias"]}}
-        ours, state = step(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree), state, ours)
+        ours, state = step(jax.tree.map(np.float32, tree), state, ours)
         np.testing.assert_allclose(ours["dense"]["kernel"], expected["kernel"], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(ours["dense"]["bias"], expected["bias"], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(ours["norm"]["scale"], expected["scale"], rtol=1e-5, atol=1e-6)
 
 
 def test_bias_correction_is_a_switch():
-    params = {"dense": {"kernel": jnp.ones((2, 2))}}
-    gradient = {"dense": {"kernel": jnp.full((2, 2), 0.1)}}
+    params = {"dense": {"kernel": np.ones((2, 2), np.float32)}}
+    gradient = {"dense": {"kernel": np.full((2, 2), 0.1, np.float32)}}
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, clip_norm=0.0)
 
     def first_update(config):
         optimizer = make_optimizer(config, 10)
-        return float(optimizer.update(gradient, optimizer.init(params), params)[0]["dense"]["kernel"][0, 0])
+        first = computed(lambda params: optimizer.update(gradient, optimizer.init(params), params)[0], params)
+        return float(first["dense"]["kernel"][0, 0])
 
     assert first_update(dataclasses.replace(config, bias_correction=True)) == pytest.approx(-1.0, rel=1e-4)
     # (1 - beta1) / sqrt(1 - beta2): what the correction would undo
@@ -169,12 +169,11 @@ def test_stable_adamw_clips_the_update_of_each_tensor_of_each_layer(state_dtype)
             return drawn * (0 if "type" in path_name(path) else 1e-2)
 
         gradients.append(jax.tree_util.tree_map_with_path(gradient, params))
-    ours, state, update = params, optimizer.init(params), jax.jit(optimizer.update)
+    ours, state, step = params, jax.jit(optimizer.init)(params), step_of(optimizer)
     trace = []
     for gradient in gradients:
-        updates, state = update(gradient, state, ours)
-        ours = jax.device_get(apply_updates(ours, updates))
-        trace.append(ours)
+        ours, state = step(gradient, state, ours)
+        trace.append(jax.device_get(ours))
     clipped = set()
     flat = [[np.float64(leaf) for leaf in jax.tree.leaves(tree)] for tree in gradients]
     for index, (path, value) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
@@ -190,18 +189,28 @@ def test_stable_adamw_clips_the_update_of_each_tensor_of_each_layer(state_dtype)
     assert clipped == {1}  # the jump of one layer lowers its own rate, and no other's
 
 
+def step_of(optimizer):
+    """Returns a compiled step: parameters and the state of the optimizer after a gradient."""
+
+    @jax.jit
+    def step(gradient, state, params):
+        updates, state = optimizer.update(gradient, state, params)
+        return apply_updates(params, updates), state
+
+    return step
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 3), (3, 6)])
 def test_stable_adamw_without_a_jump_is_adamw(first, last):
     """While gradients do not grow, or are below epsilon, no update is clipped: the same bits."""
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, bias_correction=True, clip_norm=0.0)
-    params = {"dense": {"kernel": jnp.ones((3, 2))}}
+    params = {"dense": {"kernel": np.ones((3, 2), np.float32)}}
     found = []
     for name in ("adamw", "stable_adamw"):
         optimizer = make_optimizer(dataclasses.replace(config, name=name), 10)
-        state, ours = optimizer.init(params), params
+        state, ours, step = optimizer.init(params), params, step_of(optimizer)
         for size in (1e-9, 1e-8, 1e-7, 1.0, 0.5, 0.25)[first:last]:
-            updates, state = optimizer.update(jax.tree.map(lambda x, size=size: size * x, params), state, ours)
-            ours = apply_updates(ours, updates)
+            ours, state = step(jax.tree.map(lambda x, size=size: np.float32(size) * x, params), state, ours)
         found.append(ours["dense"]["kernel"])
     np.testing.assert_array_equal(*found)
 
@@ -212,13 +221,17 @@ def test_stable_adamw_needs_corrected_moments():
     OptimizerConfig(name="stable_adamw", bias_correction=True).validate()
 
 
+@jax.jit
+def clipped(gradients):
+    """Returns gradients that are clipped by ours and by Optax."""
+    clips = clip_by_global_norm(1.0), optax.clip_by_global_norm(1.0)
+    return [clip.update(gradients, clip.init(gradients))[0] for clip in clips]
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-30, 0.49, 0.51, 1e4, 1e30, np.inf, np.nan])
 def test_gradients_are_clipped_as_optax_clips_them(size):
-    gradients = {"a": jnp.full((3,), size), "b": jnp.array([size])}
-    found, expected = (
-        clip.update(gradients, clip.init(gradients))[0]
-        for clip in (clip_by_global_norm(1.0), optax.clip_by_global_norm(1.0))
-    )
+    gradients = {"a": np.full((3,), size, np.float32), "b": np.array([size], np.float32)}
+    found, expected = clipped(gradients)
     for name, gradient in gradients.items():
         if size < 0.5:  # the norm is below 1: the same bits
             np.testing.assert_array_equal(found[name], gradient)
@@ -227,13 +240,9 @@ def test_gradients_are_clipped_as_optax_clips_them(size):
 
 def test_clipped_gradients_are_not_written_to_memory():
     config = dataclasses.replace(CONFIG, clip_norm=1.0)
-    optimizer, params = make_optimizer(config, 10), {"dense": {"kernel": jnp.ones((640, 480))}}
-
-    def step(gradients, state, params):
-        updates, state = optimizer.update(gradients, state, params)
-        return apply_updates(params, updates), state
-
-    compiled = jax.jit(step).lower(params, optimizer.init(params), params).compile().as_text()
+    optimizer, params = make_optimizer(config, 10), {"dense": {"kernel": np.ones((640, 480), np.float32)}}
+    state = jax.eval_shape(optimizer.init, params)
+    compiled = step_of(optimizer).lower(params, state, params).compile().as_text()
     program = compiled[compiled.index("ENTRY") :]
     assert len(re.findall(r"= f32\[640,480\]\S* fusion\(", program)) == 3, program  # mean, mean square, parameter
 
@@ -245,7 +254,7 @@ def test_updates_shrink_with_the_distance_from_the_top():
         "head": np.ones(3),
     }
     scale = scale_by_depth(0.5)
-    found, _ = scale.update(jax.tree.map(jnp.asarray, updates), scale.init(updates))
+    found = computed(lambda updates: scale.update(updates, scale.init(updates))[0], updates)
     assert jax.tree.structure(found) == jax.tree.structure(updates)
     for path, leaf in jax.tree_util.tree_leaves_with_path(found):
         name = path_name(path)
@@ -255,10 +264,10 @@ def test_updates_shrink_with_the_distance_from_the_top():
 
 @pytest.mark.parametrize("bias_correction", [False, True])
 def test_moments_are_reset_and_the_step_of_the_rate_stays(bias_correction):
-    params = {"dense": {"kernel": jnp.ones((2, 2))}}
+    params = {"dense": {"kernel": np.ones((2, 2), np.float32)}}
     optimizer = make_optimizer(dataclasses.replace(CONFIG, bias_correction=bias_correction), 8)
-    state = optimizer.update(params, optimizer.init(params), params)[1]
-    again = reset_moments(state)
+    state = computed(lambda params: optimizer.update(params, optimizer.init(params), params)[1], params)
+    again = computed(reset_moments, state)
     assert jax.tree.structure(again) == jax.tree.structure(state)
     counts = [int(leaf) for leaf in jax.tree.leaves(again) if not leaf.shape]
     assert counts == ([0, 1] if bias_correction else [1])
@@ -282,8 +291,8 @@ def test_a_mean_in_bfloat16_follows_the_float32_one(bias_correction):
     """40 steps of noisy gradients around 0.1: the path of the parameters differs by less than one part in 200."""
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=4, bias_correction=bias_correction)
     rng = np.random.default_rng(0)
-    gradients = jnp.asarray(rng.normal(0.1, 1, (40, 16, 16)), jnp.float32)
-    start = {"dense": {"kernel": jnp.asarray(rng.normal(size=(16, 16)), jnp.float32)}}
+    gradients = np.float32(rng.normal(0.1, 1, (40, 16, 16)))
+    start = {"dense": {"kernel": np.float32(rng.normal(size=(16, 16)))}}
 
     def train(config):
         optimizer = make_optimizer(config, 40)
@@ -309,6 +318,6 @@ def test_a_mean_in_bfloat16_follows_the_float32_one(bias_correction):
 
 def test_a_falling_mean_square_would_stick_in_bfloat16():
     """Why only the mean may be stored so: a thousandth less is rounded away, a tenth less is not."""
-    square = jnp.ones((), jnp.bfloat16)
-    assert (0.999 * square.astype(jnp.float32)).astype(jnp.bfloat16) == square
-    assert (0.9 * square.astype(jnp.float32)).astype(jnp.bfloat16) < square
+    square = np.ones((), jnp.bfloat16)
+    assert np.float32(0.999 * square.astype(np.float32)).astype(jnp.bfloat16) == square
+    assert np.float32(0.9 * square.astype(np.float32)).astype(jnp.bfloat16) < square
