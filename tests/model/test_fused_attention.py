@@ -11,7 +11,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import random_batch, task_params, tiny_model
+from builders import computed, random_batch, task_params, tiny_model
 
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention as fused
@@ -31,14 +31,14 @@ IDS[0], IDS[1, :9], IDS[1, 9:40], IDS[1, 40:57] = 1, 1, 2, 3
 def arrays(num_heads, head_size, dtype="float32", seed=0):
     """Returns query, key, value and a gradient."""
     random = np.random.default_rng(seed)
-    return [jnp.asarray(random.normal(size=(ROWS, LENGTH, num_heads * head_size)), dtype) for _ in range(4)]
+    return [np.asarray(random.normal(size=(ROWS, LENGTH, num_heads * head_size)), dtype) for _ in range(4)]
 
 
 def both_passes(query, key, value, gradient, **options):
     """Returns the result, and the gradients of query, key and value."""
 
     def attention(query, key, value):
-        return fused.fused_attention(query, key, value, jnp.asarray(IDS), dropout_key=jax.random.key(7), **options)
+        return fused.fused_attention(query, key, value, IDS, dropout_key=jax.random.key(7), **options)
 
     with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
         return passes(attention, query, key, value, gradient)
@@ -46,7 +46,7 @@ def both_passes(query, key, value, gradient, **options):
 
 def sketch(query, key, value, num_heads, causal, kept=None):
     """Attention in NumPy's float64, head by head; `kept` [B, N, L, L] is what dropout leaves, scaled."""
-    sees = np.asarray(attention_mask(jnp.asarray(IDS), causal))
+    sees = computed(lambda ids: attention_mask(ids, causal), IDS)
     query, key, value = (np.asarray(array, np.float64) for array in (query, key, value))
     result, size = np.zeros_like(value), query.shape[-1] // num_heads
     for row in range(ROWS):
@@ -77,7 +77,7 @@ def test_a_kernel_computes_what_plain_attention_computes(platform, num_heads, he
     given = arrays(num_heads, head_size)
     # Without dropout a kernel for GPUs goes through other keys where a query is padding.
     real = np.ones_like(IDS)[..., None] if rate or platform == "tpu" else (IDS > 0)[..., None]
-    given[3] = given[3] * real
+    given[3] *= real
     options = {"num_heads": num_heads, "rate": rate, "causal": causal}
     kernel, plain = (both_passes(*given, **options, interpret=interpret) for interpret in (platform, ""))
     for of_kernel, of_plain in zip(kernel, plain):
@@ -96,14 +96,14 @@ def test_a_kernel_computes_what_plain_attention_computes(platform, num_heads, he
 )
 def test_with_windows_a_kernel_for_gpus_computes_what_plain_attention_computes(size, window, causal):
     random = np.random.default_rng(0)
-    query, key, value, gradient = (jnp.asarray(random.normal(size=(2, size, 32)), jnp.float32) for _ in range(4))
+    query, key, value, gradient = np.float32(random.normal(size=(4, 2, size, 32)))
     ids = np.ones((2, size), np.uint8)
     ids[1, size // 3 :], ids[1, -7:] = 2, 0
     gradient = gradient * (ids > 0)[..., None]  # nobody reads what padding sees
 
     def attention(window, interpret):
         options = {"num_heads": 2, "window": window, "causal": causal, "interpret": interpret}
-        compute = functools.partial(fused.fused_attention, sequence_ids=jnp.asarray(ids), **options)
+        compute = functools.partial(fused.fused_attention, sequence_ids=ids, **options)
         return jax.jit(lambda *arrays: compute(*arrays) * (ids > 0)[..., None])
 
     of_kernel, of_plain = (passes(attention(window, each), query, key, value, gradient) for each in ("cuda", ""))
@@ -121,28 +121,29 @@ def passes(attention, query, key, value, gradient):
         result, pull_back = jax.vjp(attention, query, key, value)
         return [result, *pull_back(gradient)]
 
-    return both(query, key, value, gradient)
+    return jax.device_get(both(query, key, value, gradient))
 
 
 @pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_kernel_for_gpus_goes_through_the_blocks_of_its_sequences_alone(causal):
     """NaN in a sequence of its own spoils what goes through it; and ids in no order are read right."""
     random = np.random.default_rng(1)
-    query, key, value, gradient = (jnp.asarray(random.normal(size=(3, 512, 32)), jnp.float32) for _ in range(4))
+    query, key, value, gradient = np.float32(random.normal(size=(4, 3, 512, 32)))
     ids = np.zeros((3, 512), np.uint8)
     ids[0] = np.repeat([1, 2, 3, 4], 128)
     ids[1, :500] = np.repeat([3, 1, 2, 3, 1], 100)  # no packing of ours: one sequence in two places
     ids[2, 32:64] = 1
-    poisoned = jnp.where((ids == 3)[:1, :, None], jnp.nan, value[:1])
+    poisoned = value.copy()
+    poisoned[0, ids[0] == 3] = np.nan
 
     def attention(interpret):
-        compute = functools.partial(fused.fused_attention, sequence_ids=jnp.asarray(ids), num_heads=2, causal=causal)
+        compute = functools.partial(fused.fused_attention, sequence_ids=ids, num_heads=2, causal=causal)
         return jax.jit(lambda *arrays: compute(*arrays, interpret=interpret) * (ids > 0)[..., None])
 
     by_kernel = attention("cuda")
     for one, other in zip(*(passes(each, query, key, value, gradient) for each in (by_kernel, attention("")))):
         np.testing.assert_allclose(one, other, atol=2e-6)
-    of_first = by_kernel(query, key, value.at[0].set(poisoned[0]))[0]
+    of_first = np.asarray(by_kernel(query, key, poisoned))[0]
     np.testing.assert_array_equal(np.isnan(of_first).any(axis=1), ids[0] == 3)
 
 
@@ -161,7 +162,7 @@ def test_tokens_with_negative_ids_see_their_sequence_and_are_not_seen(platform):
         return attend(*heads, sees, lambda kept: kept)[0].reshape(ROWS, LENGTH, -1) * real
 
     def by_ids(query, key, value):
-        options = {"sequence_ids": jnp.asarray(ids), "num_heads": 4, "interpret": platform}
+        options = {"sequence_ids": ids, "num_heads": 4, "interpret": platform}
         return fused.fused_attention(query, key, value, **options) * real
 
     found, expected = (passes(function, query, key, value, gradient) for function in (by_ids, plain))
@@ -175,22 +176,22 @@ def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform, ca
     kernel, plain = (both_passes(*given, **options, interpret=interpret) for interpret in (platform, ""))
     for of_kernel, of_plain in zip(kernel, plain):
         assert of_kernel.dtype == of_plain.dtype == jnp.bfloat16
-        scale = float(jnp.abs(of_plain.astype(jnp.float32)).max())
+        scale = float(np.abs(np.float32(of_plain)).max())
         np.testing.assert_allclose(*(np.asarray(one, np.float32) for one in (of_kernel, of_plain)), atol=scale / 128)
 
 
 def kept_by(rate, rows=ROWS, size=LENGTH, num_heads=4, key=7, interpret=""):
     """Returns what dropout leaves [B, N, L, L] of probabilities of 1, by reading it off unit values."""
     found = []
-    ids = jnp.ones((rows, size), jnp.uint8)
-    zeros = jnp.zeros((rows, size, num_heads * 64))
+    ids = np.ones((rows, size), np.uint8)
+    zeros = np.zeros((rows, size, num_heads * 64), np.float32)
     options = {"num_heads": num_heads, "rate": rate, "dropout_key": jax.random.key(key), "interpret": interpret}
     # An argument, not a constant: on CPUs XLA 0.10.2 multiplies two constant arrays to NaN in one compilation of six.
     read = jax.jit(lambda zeros, value: fused.fused_attention(zeros, zeros, value, ids, **options))
     for start in range(0, size, 64):  # each head reads 64 columns of the identity at a time
         identity = np.zeros((rows, size, num_heads, 64), np.float32)
         identity[:, np.arange(start, start + 64), :, np.arange(64)] = 1
-        value = jnp.asarray(identity.reshape(rows, size, -1))
+        value = identity.reshape(rows, size, -1)
         found.append(np.asarray(read(zeros, value)).reshape(rows, size, num_heads, 64).transpose(0, 2, 1, 3) * size)
     return np.concatenate(found, axis=-1)
 
@@ -216,7 +217,7 @@ def test_dropout_multiplies_what_the_sketch_says():
     """Plain attention; the kernels compute what it does."""
     given, kept = arrays(4, 64)[:3], kept_by(0.1)
     options = {"num_heads": 4, "rate": 0.1, "dropout_key": jax.random.key(7)}
-    result = jax.jit(lambda *arrays: fused.fused_attention(*arrays, jnp.asarray(IDS), **options))(*given)
+    result = jax.jit(lambda *arrays: fused.fused_attention(*arrays, IDS, **options))(*given)
     np.testing.assert_allclose(result, sketch(*given, 4, False, kept), atol=1e-5)
     assert np.abs(kept - kept_by(0.1, key=8)).max() > 1  # another key, another mask
 
@@ -244,8 +245,8 @@ def test_every_kernel_drops_the_same_probabilities(size):
 )
 def test_a_kernel_over_a_mesh_computes_what_one_device_does(platform, heads, beside, atol):
     """Rows and heads are divided; the last of 4 rows is a copy of the first."""
-    given = [jnp.concatenate([array, array[:1]]) for array in arrays(*heads)]
-    ids = jnp.asarray(np.concatenate([IDS, IDS[:1]]))
+    given = [np.concatenate([array, array[:1]]) for array in arrays(*heads)]
+    ids = np.concatenate([IDS, IDS[:1]])
 
     def attention(*arrays, interpret):
         options = {"num_heads": heads[0], "rate": 0.1, "dropout_key": jax.random.key(7), "interpret": interpret}
@@ -281,9 +282,10 @@ def test_a_program_for_tpus_takes_as_many_rows_as_fit(rows, size, width, itemsiz
 @functools.cache
 def passes_of_a_tpu(shape):
     """Returns both passes of the kernel as one compiled function."""
-    return jax.jit(
+    compiled = jax.jit(
         lambda gradient, *given: (on_tpu.forward(shape, True, *given), *on_tpu.backward(shape, True, gradient, *given))
     )
+    return lambda *given: jax.device_get(compiled(*given))
 
 
 @pytest.mark.parametrize("rows", [2, 3])  # two in a step of the kernel's loop, and one after the other
@@ -291,8 +293,8 @@ def test_rows_of_a_tpu_program_are_those_of_programs_of_their_own_bit_for_bit(ro
     shape = AttentionShape(2, 64, False, 59000)
     query, key, value, gradient = (array[:rows].astype(jnp.bfloat16) for array in arrays(2, 64))
     random = np.random.default_rng(1)
-    keys = jnp.asarray(random.integers(-(2**31), 2**31, (rows, 2, 2)), jnp.int32)
-    ids = jnp.asarray(IDS[:rows], jnp.int32)
+    keys = np.int32(random.integers(-(2**31), 2**31, (rows, 2, 2)))
+    ids = np.int32(IDS[:rows])
     assert on_tpu.rows_of_a_program(rows, LENGTH, 128, 2) == rows
     given = (query, key, value, ids, keys)
     both = passes_of_a_tpu(shape)
@@ -308,7 +310,7 @@ def test_without_a_kernel_both_passes_are_those_of_attention_written_plainly():
 
     def plain(*three):
         heads = [array.reshape(ROWS, LENGTH, 4, 64) for array in three]
-        return attend(*heads, attention_mask(jnp.asarray(IDS), True), lambda kept: kept)[0].reshape(ROWS, LENGTH, -1)
+        return attend(*heads, attention_mask(IDS, True), lambda kept: kept)[0].reshape(ROWS, LENGTH, -1)
 
     found, expected = both_passes(*arrays_of_four, num_heads=4, causal=True), passes(plain, *arrays_of_four)
     for ours, theirs in zip(found, expected, strict=True):
@@ -338,23 +340,23 @@ def test_rows_that_no_kernel_takes_are_computed_plainly():
     for kernel in (fused.kernels()[name] for name in WITH_DROPOUT):
         narrow = query.astype(jnp.bfloat16)
         assert kernel.fits(shape, narrow) and not kernel.fits(shape, narrow[:, :50])
-        assert not kernel.fits(shape._replace(num_heads=12, head_size=80), jnp.zeros((1, 64, 960)))
-    long = jnp.zeros((1, 544, 256), jnp.bfloat16)
+        assert not kernel.fits(shape._replace(num_heads=12, head_size=80), np.zeros((1, 64, 960), np.float32))
+    long = np.zeros((1, 544, 256), jnp.bfloat16)
     assert on_gpu.fits(shape, long) and not on_tpu.fits(shape, long)
     assert not on_gpu.fits(shape, query.astype(jnp.float32))  # a head has 256 bytes
     assert not on_gpu.fits(shape, query.astype(jnp.float16))
-    attention = jax.jit(functools.partial(fused.fused_attention, num_heads=4))
-    short = attention(query[:, :50], key[:, :50], value[:, :50], jnp.asarray(IDS[:, :50]))
-    whole = attention(query, key, value, jnp.asarray(IDS))
+    given = query, key, value, IDS
+    attention = functools.partial(fused.fused_attention, num_heads=4)
+    short, whole = (computed(attention, *(array[:, :size] for array in given)) for size in (50, LENGTH))
     np.testing.assert_allclose(short[1, :40], whole[1, :40], atol=2e-6)  # whose sequences end before the cut
 
 
 def test_rows_that_a_mesh_does_not_divide_are_computed_plainly():
-    query, key, value, _ = arrays(4, 64)
-    ids = jnp.asarray(IDS)
-    expected = jax.jit(functools.partial(fused.fused_attention, num_heads=4))(query, key, value, ids)
+    given = *arrays(4, 64)[:3], IDS
+    attention = functools.partial(fused.fused_attention, num_heads=4)
+    expected = computed(attention, *given)
     with jax.set_mesh(make_mesh(MeshConfig())):
-        found = jax.jit(functools.partial(fused.fused_attention, num_heads=4))(query, key, value, ids)
+        found = computed(attention, *given)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -364,7 +366,7 @@ def test_a_program_for_rows_of_any_length_can_be_exported():
     attention = jax.jit(functools.partial(fused.fused_attention, num_heads=1))
     program = jax.export.export(attention)(*shapes)
     query, key, value, _ = (array[:, :20, :64] for array in arrays(1, 64))
-    ids = jnp.asarray(IDS[:, :20], jnp.int32)
+    ids = np.int32(IDS[:, :20])
     expected = attention(query, key, value, ids)
     np.testing.assert_allclose(program.call(query, key, value, ids), expected, atol=1e-6)
 
