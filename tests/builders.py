@@ -186,19 +186,24 @@ def tiny_run(path: Path, **sections) -> PretrainConfig:
     return dataclasses.replace(config, **sections)
 
 
-@functools.lru_cache
-def _initial(model: ModelConfig):
-    """Returns the parameters that `init_params` draws: that tests' models learn is known of these."""
-    return jax.device_get(jax.jit(functools.partial(init_params, model))(jax.random.key(0)))
-
-
-def make_pretrained(directory: Path, params_of=_initial, **changes) -> Path:
+def make_pretrained(directory: Path, params_of=drawn_params, **changes) -> Path:
     """Returns a directory with an untrained model that knows every word of the toy language."""
     write_vocab(directory / "vocab.txt")
     tokenizer = load_tokenizer(directory / "vocab.txt")
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **changes)
     save_pretrained(Pretrained(model, params_of(model), tokenizer), directory / "pretrained")
     return directory / "pretrained"
+
+
+@functools.lru_cache
+def _initial(model: ModelConfig):
+    """Returns the parameters that `init_params` draws."""
+    return jax.device_get(init_params(model, jax.random.key(0)))
+
+
+def make_learner(directory: Path, **changes) -> Path:
+    """Returns what `make_pretrained` does, with parameters of which it is known how much tests' models learn."""
+    return make_pretrained(directory, _initial, **changes)
 
 
 def growing_bert(spare_rows: int = 0) -> Pretrained:

@@ -4,7 +4,7 @@
 import random
 from pathlib import Path
 
-from builders import make_pretrained, write_corpus
+from builders import make_learner, write_corpus
 
 SHORTER = {
     "pretrain_tiny": """
@@ -26,7 +26,7 @@ MODEL, MODULES, NUM_EPOCHS = "box", "os shutil csv statistics json random calend
 def write_inputs(folder: Path, repository: Path) -> list[Path]:
     """Writes what the parameters of all notebooks name, and returns the paths."""
     write_corpus(folder / "text.txt")
-    make_pretrained(folder)
+    make_learner(folder)
     (folder / "data").mkdir()
     write_pairs(folder / "data" / "train.tsv", 128, seed=0)
     write_pairs(folder / "data" / "dev.tsv", 40, seed=1)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from blank_figures import drawn
-from builders import drawn_params, make_pretrained, make_topics, topics_run
+from builders import make_learner, make_pretrained, make_topics, topics_run
 from whole_runs import stop_at
 
 import bert_jax
@@ -41,7 +41,7 @@ def topics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_learner(tmp_path_factory.mktemp("start"))
 
 
 def train(config, workdir):
@@ -221,7 +221,7 @@ def test_a_probe_trains_predicts_and_leaves_the_encoder(finished, topics, tmp_pa
 def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path, bilstm):
     probe = ProbeConfig(features="last", num_layers=1, hidden_size=16, train_encoder=True) if bilstm else ProbeConfig()
     task = TaskConfig(name="classification", max_seq_length=16, probe=probe)
-    start = make_pretrained(tmp_path, causal=True)
+    start = make_learner(tmp_path, causal=True)
     result = train(topics_run(topics, start, task=task), tmp_path / "run")
     assert result.metrics["accuracy"] > 0.7 > 0.6 > result.constant["accuracy"]
     left = bert_jax.load_pretrained(tmp_path / "run")
@@ -312,7 +312,7 @@ def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_p
     ],
 )
 def test_the_model_of_a_run_may_be_computed_in_another_dtype(topics, tmp_path, trained, changes, expected):
-    narrow = make_pretrained(tmp_path, drawn_params, compute_dtype="bfloat16", **trained)
+    narrow = make_pretrained(tmp_path, compute_dtype="bfloat16", **trained)
     settings = FinetuneModelConfig(**{"compute_dtype": "float32"} | changes)
     model = open_task(topics_run(topics, narrow, model=settings)).model
     model.validate()  # as when it is loaded

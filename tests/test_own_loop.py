@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from builders import computed, make_pretrained, tiny_model
+from builders import computed, drawn_params, make_pretrained, tiny_model
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bert_jax
@@ -197,7 +197,7 @@ def test_a_model_is_an_argument_of_compiled_functions(bert, batch, applied):
 def test_heads_compute_on_a_mesh_as_jax_makes_it(bert, batch, name):
     """Its axes are explicit: shardings are part of types."""
     head, rows = HEADS[name], jax.tree.map(lambda leaf: np.tile(leaf, (8, *[1] * (leaf.ndim - 1)))[:8], batch)
-    params = jax.device_get(bert_jax.init_params(bert.config, jax.random.key(0), head, 3))
+    params = drawn_params(bert.config, name, 3)
 
     def outputs(params, batch):
         return bert_jax.forward(bert.config, params, batch, head)
@@ -299,7 +299,7 @@ def test_in_float64_derivatives_are_those_of_differences(batch, family):
     head, random = HEADS["sequence_classification"], np.random.default_rng(0)
     labelled = batch._replace(labels=np.array([[0], [1], [2]]))
     with jax.enable_x64(True):
-        params = jax.tree.map(np.float64, bert_jax.init_params(config, jax.random.key(0), head, 3))
+        params = jax.tree.map(np.float64, drawn_params(config, head.name, 3))
         direction = jax.tree.map(lambda leaf: random.normal(size=leaf.shape), params)
         norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(direction)))
         step = jax.tree.map(lambda leaf: 1e-4 * leaf / norm, direction)

@@ -8,7 +8,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, make_topics, topics_run
+from builders import make_learner, make_topics, topics_run
 from whole_runs import stop_at
 
 import bert_jax
@@ -36,7 +36,7 @@ def topics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_learner(tmp_path_factory.mktemp("start"))
 
 
 def run(topics, start, workdir, pack, devices=1, **sections):

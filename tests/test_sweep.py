@@ -9,7 +9,7 @@ import signal
 
 import jax
 import pytest
-from builders import make_pretrained, make_topics, topics_run
+from builders import make_learner, make_topics, topics_run
 
 import bert_jax
 from bert_jax.checkpoints.states import seal
@@ -28,7 +28,7 @@ def topics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_learner(tmp_path_factory.mktemp("start"))
 
 
 def grid(topics, start, **changes):

@@ -7,7 +7,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained, message
+from builders import make_pretrained, message
 
 import bert_jax
 from bert_jax.batch import Row
@@ -162,7 +162,7 @@ def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start"), drawn_params))
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start")))
 
 
 MADE = {  # head: texts, labels, what `Batch.labels` are

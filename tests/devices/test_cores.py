@@ -6,7 +6,7 @@ import os
 import sys
 
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from commands import run_python
 
 from bert_jax import fill_masks, load_pretrained, sentence_embeddings
@@ -58,7 +58,7 @@ def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(vari
 
 
 def test_single_requests_are_such_blocks(tmp_path, monkeypatch):
-    bert = load_pretrained(make_pretrained(tmp_path, drawn_params))
+    bert = load_pretrained(make_pretrained(tmp_path))
     asked = []
     monkeypatch.setattr(cores, "_wanted", True)
     monkeypatch.setattr(cores, "_PAUSE", -1.0)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from commands import run_python
 
 # What a process has that a library could change, before the import and after the first answers.
@@ -89,7 +89,7 @@ def changes(repository: Path, home: Path, program: str, *arguments: str, **varia
 
 
 def test_the_library_leaves_its_process_alone(repository, tmp_path):
-    model = make_pretrained(tmp_path, drawn_params)
+    model = make_pretrained(tmp_path)
     assert changes(repository, tmp_path / "home", ANSWERS, str(model), XLA_FLAGS=os.environ["XLA_FLAGS"]) == {}
 
 

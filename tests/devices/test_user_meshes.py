@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from jax.sharding import AxisType
 
 import bert_jax
@@ -19,7 +19,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"), drawn_params)
+    return make_pretrained(tmp_path_factory.mktemp("start"))
 
 
 @pytest.mark.parametrize(

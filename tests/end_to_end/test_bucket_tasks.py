@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, make_topics, tiny_run, topics_run, write_corpus, write_vocab
+from builders import make_learner, make_topics, tiny_run, topics_run, write_corpus, write_vocab
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
@@ -37,7 +37,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def start(tmp_path, bucket):
     """Returns the URL of an untrained model."""
-    model = make_pretrained(tmp_path)
+    model = make_learner(tmp_path)
     url = f"{bucket}/start"
     bert_jax.save_pretrained(bert_jax.load_pretrained(model), url)
     assert_same_state(bert_jax.load_pretrained(url).params, bert_jax.load_pretrained(model).params)

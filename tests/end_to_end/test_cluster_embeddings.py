@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained
+from builders import make_learner
 from commands import run_python
 from processes import finish, start, wait_for_lines
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("model"))
+    return make_learner(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from builders import make_dataset, make_pretrained
+from builders import make_dataset, make_learner
 from processes import TRAIN, finish, start, wait_for_lines
 
 import bert_jax
@@ -56,7 +56,7 @@ def write_texts(path, count, seed):
 def test_several_labels_that_a_model_teaches_and_an_early_end(repository, tmp_path):
     sources = f"{write_texts(tmp_path / 'train.jsonl', 67, 0)},{write_texts(tmp_path / 'dev.jsonl', 21, 1)}"
     command = ["finetune.py", "--config=configs/finetune.py:multilabel", f"--config.data.source={sources}"]
-    command += [f"--config.init_checkpoint={make_pretrained(tmp_path)}", "--config.optimizer.learning_rate=2e-3"]
+    command += [f"--config.init_checkpoint={make_learner(tmp_path)}", "--config.optimizer.learning_rate=2e-3"]
     command += ["--config.task.max_seq_length=16", "--config.data.batch_size=8", "--config.report.every_steps=1"]
     command += ["--config.report.tensorboard=False", "--config.report.progress=False", "--config.train.num_epochs=3.0"]
     finish(start(repository, [*command, f"--workdir={tmp_path / 'teacher'}"], 1))

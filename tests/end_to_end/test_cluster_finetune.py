@@ -7,7 +7,7 @@ import signal
 
 import numpy as np
 import pytest
-from builders import make_dataset, make_pretrained, make_topics
+from builders import make_dataset, make_learner, make_topics
 from processes import TRAIN, finish, start, told, wait_for_lines
 from test_howto import HOWTO, blocks
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("model"))
+    return make_learner(tmp_path_factory.mktemp("model"))
 
 
 def arguments(source, pretrained, workdir, *more):

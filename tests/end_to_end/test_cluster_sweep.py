@@ -5,7 +5,7 @@ import json
 
 import processes
 import pytest
-from builders import make_pretrained, make_topics
+from builders import make_learner, make_topics
 
 import bert_jax
 
@@ -19,7 +19,7 @@ def topics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_learner(tmp_path_factory.mktemp("start"))
 
 
 def sweep(repository, topics, start, workdir, num_processes, *more, devices=1, second=(), expected=0):

@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from processes import finish, start, wait_until
 
 from bert_jax import load_pretrained, open_vectors, write_vectors
@@ -23,7 +23,7 @@ def command(tmp_path_factory):
     rng, words = random.Random(0), "ban dar lin bes kut gen mot the".split()
     lines = [json.dumps({"_id": n, "text": " ".join(rng.choices(words, k=8))}) for n in range(LINES)]
     (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    model = make_pretrained(folder, drawn_params)
+    model = make_pretrained(folder)
     return [
         *("-m", "bert_jax", "extract_features", f"--checkpoint={model}", f"--input={folder}/corpus.jsonl"),
         *("--pooling=mean", f"--shard_rows={ROWS}"),

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pyarrow.parquet
 import pytest
-from builders import make_pretrained, make_topics, tiny_model
+from builders import make_learner, make_topics, tiny_model
 from commands import run_python
 
 import bert_jax
@@ -61,7 +61,7 @@ def assert_one_line(result, *parts):
 def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> Path:
     """Returns a directory with an untrained model for a task, of the toy language."""
     directory.mkdir(exist_ok=True)
-    pretrained = bert_jax.load_pretrained(make_pretrained(directory))
+    pretrained = bert_jax.load_pretrained(make_learner(directory))
     config = tiny_model(vocab_size=pretrained.tokenizer.vocab_size, initializer_stddev=0.5)
     num_outputs = 1 if task in ("regression", "choice") else len(labels)
     params = jax.jit(functools.partial(init_params, config, head=HEADS[head], num_outputs=num_outputs))(
@@ -76,7 +76,7 @@ def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Returns an untrained encoder."""
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_learner(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import processes
 import pytest
-from builders import growing_bert, make_pretrained, make_topics, tiny_run, topics_run
+from builders import growing_bert, make_learner, make_topics, tiny_run, topics_run
 from commands import run_python
 from whole_runs import ONE_DEVICE, train
 
@@ -158,7 +158,7 @@ def test_the_last_save_of_pretraining_is_made_up(disk, toy_data):
 
 @pytest.mark.slow
 def test_the_last_save_of_fine_tuning_is_made_up(disk, tmp_path):
-    config = topics_run(make_topics(tmp_path / "topics", 32, 16), make_pretrained(tmp_path))
+    config = topics_run(make_topics(tmp_path / "topics", 32, 16), make_learner(tmp_path))
     workdir = disk.path / "run"
     before = finetune(config, workdir, jax.devices()[:1])
     shutil.rmtree(workdir / "finetuned")

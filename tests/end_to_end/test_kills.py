@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, make_topics
+from builders import make_learner, make_topics
 
 import bert_jax
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage
@@ -22,7 +22,7 @@ KILLS = 10  # of each of the two seeds of each kind
 @pytest.fixture(scope="module")
 def inputs(toy_data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("inputs")
-    return {"pretrain": (toy_data, "none"), "finetune": (make_topics(directory / "topics"), make_pretrained(directory))}
+    return {"pretrain": (toy_data, "none"), "finetune": (make_topics(directory / "topics"), make_learner(directory))}
 
 
 def run(repository, inputs, kind, workdir, seed, kills=0, events=0, seconds=0.0):

@@ -130,7 +130,7 @@ def test_what_is_no_text_and_no_pair_is_named(bert, text):
 
 def test_a_model_answers_in_the_dtype_that_is_asked_for(tmp_path):
     """In bfloat16 within its rounding; the parameters stay float32, and a name that is no dtype is refused."""
-    path = make_pretrained(tmp_path, drawn_params)
+    path = make_pretrained(tmp_path)
     texts = ["a b c", "d e"]
     exact = load_pretrained(path)
     narrow = load_pretrained(path, dtype="bfloat16")

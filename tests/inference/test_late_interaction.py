@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from commands import run_python
 
 import bert_jax
@@ -30,7 +30,7 @@ TEXTS = [f"{one} . {two}" for one in ("ban", "dar", "lin") for two in ("bes", "k
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("dense"), drawn_params)
+    return make_pretrained(tmp_path_factory.mktemp("dense"))
 
 
 @pytest.fixture(scope="module")

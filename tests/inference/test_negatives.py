@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained, message
+from builders import make_pretrained, message
 from commands import run_python
 
 from bert_jax import InputError, Limits, load_pretrained, mine_negatives
@@ -135,7 +135,7 @@ def test_few_passages_give_fewer_negatives(vectors):
 
 @pytest.mark.slow
 def test_the_command_writes_what_training_reads(tmp_path):
-    model = make_pretrained(tmp_path, drawn_params)
+    model = make_pretrained(tmp_path)
     words = ["ban", "bes", "kut", "dar", "lin", "mot"]
     rng = random.Random(0)
     texts = sorted({" ".join(rng.sample(words, 3)) for _ in range(30)})

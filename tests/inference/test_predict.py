@@ -9,7 +9,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from builders import drawn_params, growing_bert, make_pretrained, tiny_model
+from builders import growing_bert, make_pretrained, tiny_model
 from hf_models import make_tokenizer, random_params
 
 import bert_jax
@@ -26,7 +26,7 @@ TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("predict"), drawn_params))
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("predict")))
 
 
 def test_texts_together_have_the_guesses_of_each_alone(bert):

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from commands import run_python
 
 from bert_jax import InputError, load_pretrained, sentence_embeddings
@@ -16,7 +16,7 @@ from bert_jax.tools.lines import read_passages
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("search"), drawn_params)
+    return make_pretrained(tmp_path_factory.mktemp("search"))
 
 
 ENDS = ("the", "gen", "mot", ".")

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from builders import computed, drawn_params, make_pretrained, message
+from builders import computed, make_pretrained, message
 
 from bert_jax import load_pretrained, make_batch, sentence_embeddings, sparse_embeddings
 from bert_jax.inference import search as module
@@ -20,7 +20,7 @@ TEXTS = [f"{one} {two} {end}" for one in ("ban", "dar", "lin") for two in ("bes"
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    return load_pretrained(make_pretrained(tmp_path_factory.mktemp("sparse"), drawn_params))
+    return load_pretrained(make_pretrained(tmp_path_factory.mktemp("sparse")))
 
 
 def trained(bert, **settings):

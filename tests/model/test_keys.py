@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import computed, drawn_params, fresh_state, make_pretrained
+from builders import computed, fresh_state, make_pretrained
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import bert_jax
@@ -21,9 +21,7 @@ from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConf
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    start = make_pretrained(
-        tmp_path_factory.mktemp("start"), drawn_params, hidden_dropout_rate=0.3, attention_dropout_rate=0.3
-    )
+    start = make_pretrained(tmp_path_factory.mktemp("start"), hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
     return bert_jax.load_pretrained(start)
 
 
@@ -51,7 +49,7 @@ def test_a_mask_is_drawn_from_no_key_of_another_purpose(purpose):
 
 
 def test_a_missing_head_is_that_of_the_seed(tmp_path):
-    start = bert_jax.load_pretrained(make_pretrained(tmp_path, drawn_params))
+    start = bert_jax.load_pretrained(make_pretrained(tmp_path))
     objective = TaskObjective(start.config, HEADS["sequence_classification"], 3)
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
     fresh = fresh_state(objective, OptimizerConfig(), TrainConfig(seed=5), mesh).params["classifier"]

@@ -9,7 +9,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from builders import computed, make_pretrained, tiny_model, topics_run
+from builders import computed, make_learner, tiny_model, topics_run
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf
 
@@ -208,7 +208,7 @@ def topics(path, num_rows, seed, soft=False):
 def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
     topics(tmp_path / "train.jsonl", 200, 0)
     topics(tmp_path / "dev.jsonl", 60, 1)
-    config = topics_run(tmp_path, make_pretrained(tmp_path), train=FinetuneTrainConfig(num_epochs=6.0))
+    config = topics_run(tmp_path, make_learner(tmp_path), train=FinetuneTrainConfig(num_epochs=6.0))
     config = dataclasses.replace(config, task=TaskConfig(name="multilabel", max_seq_length=24))
     result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert result.metrics["micro_f1"] > 0.9 > result.constant["micro_f1"]

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from builders import drawn_params, make_pretrained
+from builders import make_pretrained
 from tokenizers import Tokenizer as Library
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -29,7 +29,7 @@ TEXTS = ["the ban .", LONG, "dan [MASK] der", LONG]
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("fitting"), drawn_params))
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("fitting")))
 
 
 def classifier(bert, **settings):

@@ -9,7 +9,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from builders import CLS, computed, drawn_like, drawn_params, make_pretrained, make_topics, tiny_run, topics_run
+from builders import CLS, computed, drawn_like, make_learner, make_pretrained, make_topics, tiny_run, topics_run
 from whole_runs import ONE_DEVICE
 
 from bert_jax import InputError, load_pretrained
@@ -98,13 +98,13 @@ def topics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"), drawn_params)
+    return make_pretrained(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
     """Returns a model that is known to learn, for slow tests."""
-    return make_pretrained(tmp_path_factory.mktemp("learner"))
+    return make_learner(tmp_path_factory.mktemp("learner"))
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +272,7 @@ def test_teachers_of_vectors_have_their_own_size_and_pooling(start, tmp_path, mo
 
     monkeypatch.setattr(teachers, "forward", forward)
     cls = as_embeddings(start, tmp_path / "cls", pooling="cls")
-    wide = as_embeddings(
-        make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide", pooling="max"
-    )
+    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide", pooling="max")
     mesh, student = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), load_pretrained(start)
     about = Teaching(mesh, student.tokenizer, EMBEDDINGS, student.config, 16)
     batch = jax.device_put(pad_rows([[CLS, word] for word in (5, 6, 7, 8)], 16), row_sharding(mesh))
@@ -289,7 +287,7 @@ def test_teachers_of_vectors_have_their_own_size_and_pooling(start, tmp_path, mo
 def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path):
     """On eight devices. A teacher pools in its own way."""
     other = as_embeddings(start, tmp_path / "cls", pooling="cls")
-    wide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
+    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
     params = load_pretrained(start).params
     (one,) = taught_losses(vectors_run(pairs, start, mesh=ONE_DEVICE), [other], params)
     divided = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
@@ -300,7 +298,7 @@ def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path)
 @pytest.mark.slow
 def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, learner, tmp_path):
     other = as_embeddings(learner, tmp_path / "cls", pooling="cls")
-    wide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
+    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
     train = FinetuneTrainConfig(num_epochs=12.0)
     first, last = first_and_last_loss(vectors_run(pairs, learner, other, wide, train=train), tmp_path / "run")
     assert 1e-3 < last < first / 2
@@ -333,7 +331,7 @@ def test_scores_of_tokens_are_learnt_from_a_teacher_of_another_size_on_any_mesh(
 @pytest.mark.slow
 def test_a_guide_is_asked_on_any_mesh(pairs, learner, tmp_path):
     """Gist, in microbatches on eight devices too, learns what it learns on one, and not what InfoNCE learns."""
-    guide = as_embeddings(make_pretrained(tmp_path, drawn_params, hidden_size=48, num_layers=1), tmp_path / "wide")
+    guide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
 
     def losses(name, devices=1, accumulate=1, **settings):
         task = TaskConfig(name="embeddings", max_seq_length=16, embedding=EmbeddingConfig(**settings))
@@ -443,7 +441,7 @@ def test_vectors_are_learnt_from_models_of_vectors(pairs, start, tmp_path):
 
 def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(toy_data, tmp_path):
     config = tiny_run(toy_data, mesh=MeshConfig(data=1, fsdp=8))
-    teacher = make_pretrained(tmp_path, drawn_params, hidden_size=36)
+    teacher = make_pretrained(tmp_path, hidden_size=36)
     with pytest.raises(
         InputError, match=r"teacher\.checkpoint .* model\.hidden_size 36 is not divisible by mesh\.fsdp 8"
     ):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from builders import drawn_params, make_pretrained, message
+from builders import make_pretrained, message
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Row
@@ -44,7 +44,7 @@ WORDS = ("ban", "bes", "kut", "dar", "lin", "mot", "the", "gen")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("model"), drawn_params)
+    return make_pretrained(tmp_path_factory.mktemp("model"))
 
 
 def text(rng, most):

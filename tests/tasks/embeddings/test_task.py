@@ -7,7 +7,7 @@ import random
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, write_topics
+from builders import make_learner, write_topics
 
 import bert_jax
 from bert_jax.batches.examples import choose_batching, train_batches
@@ -41,7 +41,7 @@ def task(**settings):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+    return make_learner(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture(scope="module")
