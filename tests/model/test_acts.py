@@ -32,7 +32,7 @@ from bert_jax.model.product import product
 
 CONFIG = tiny_model(hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=64, max_positions=8)
 ROWS = list(np.random.default_rng(0).integers(5, 64, (8, 8)))
-BATCH = jax.tree.map(jnp.asarray, pad_rows([row[: 3 + number % 6] for number, row in enumerate(ROWS)], 8))
+BATCH = jax.device_put(pad_rows([row[: 3 + number % 6] for number, row in enumerate(ROWS)], 8))
 PLACES = ["one device", "Auto", "Explicit", "Manual"]
 AXIS = "rows"
 
@@ -264,7 +264,7 @@ def reverse_over_reverse(loss, params, batch):
 
 @pytest.fixture(scope="module")
 def params():
-    return {"encoder": jax.tree.map(jnp.asarray, drawn_params(CONFIG)["encoder"])}
+    return {"encoder": jax.device_put(drawn_params(CONFIG)["encoder"])}
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +284,7 @@ def expected(params):
         loss_of = jax.jit(lambda scale: mean_of_squares(scaled(given, scale), BATCH, config=config))
         low, middle, high = (float(loss_of(scale)) for scale in (1 - 1e-4, 1.0, 1 + 1e-4))
     slope, curvature = (high - low) / 2e-4, (high - 2 * middle + low) / 1e-8
+    numbers, value, gradient = jax.device_get((numbers, value, gradient))
     along = sum(np.vdot(*leaves) for leaves in zip(*map(jax.tree.leaves, (gradient, params))))
     assert along == pytest.approx(slope, rel=1e-4)
     return {"hidden": numbers, "loss": value, "gradient": gradient, "slope": slope, "curvature": curvature}

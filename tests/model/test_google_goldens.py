@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -89,7 +88,7 @@ def to_params(variables, padded_vocab_size):
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = jnp.asarray(np.stack(values) if path.startswith("encoder/layers/") else values[0])
+        node[last] = np.asarray(np.stack(values) if path.startswith("encoder/layers/") else values[0])
     return tree
 
 
@@ -178,7 +177,7 @@ def computed(params, batch):
                 "gradients": gradients,
             }
 
-        return run(params)
+        return jax.device_get(run(params))
 
     return {activation: compute(activation) for activation in GELUS}
 
@@ -261,7 +260,7 @@ def check_trace(config, trace, schedule):
     theirs = section(trace, schedule)
     gradients = section(trace, "gradients")
     params = to_params(section(trace, "initial"), 7)
-    state: Any = optimizer.init(params)
+    state: Any = jax.jit(optimizer.init)(params)
 
     @jax.jit
     def step(params, state, gradients) -> Any:
@@ -272,7 +271,7 @@ def check_trace(config, trace, schedule):
         return to_params({name: value[step] for name, value in variables.items()}, 7)
 
     rates = theirs["learning_rate"]
-    ours = learning_rate_at(config, NUM_STEPS)(jnp.arange(len(rates)))
+    ours = jax.jit(learning_rate_at(config, NUM_STEPS))(np.arange(len(rates)))
     np.testing.assert_allclose(ours, rates, rtol=1e-6, atol=0)
     for number in range(len(rates)):
         params, state = step(params, state, at(number, gradients))
@@ -326,7 +325,7 @@ def test_google_decays_what_we_decay(params, trace):
 def test_whole_training_steps_are_googles(params, batch, trace):
     losses, num_steps = [], len(trace["training/losses"])
     optimizer = make_optimizer(dataclasses.replace(OPTIMIZER, learning_rate=1e-3, warmup_steps=2), num_steps)
-    state = optimizer.init(params)
+    state = jax.jit(optimizer.init)(params)
 
     @jax.jit
     def step(params, state):

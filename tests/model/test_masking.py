@@ -5,10 +5,9 @@ import hashlib
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, random_batch
+from builders import CLS, MASK, SEP, computed, random_batch
 
 from bert_jax.model.masking import (
     _ngram_lengths,
@@ -33,7 +32,12 @@ def masked_on_device(batch, config, vocab_size):
 
 
 def mask(batch, config=MaskingConfig(), vocab_size=VOCAB_SIZE):  # noqa: B008 - frozen
-    return jax.device_get(masked_on_device(batch, config, vocab_size))
+    """Returns masked rows, compiled for a few numbers of them: a row does not depend on its neighbours."""
+    rows = len(batch.token_ids)
+    more = next(size for size in (256, 1024, 4096) if size >= rows) - rows
+    filled = jax.tree.map(lambda leaf: np.pad(leaf, ((0, more), *[(0, 0)] * (leaf.ndim - 1))), batch)
+    masked = jax.device_get(masked_on_device(filled, config, vocab_size))
+    return jax.tree.map(lambda leaf: leaf[:rows], masked)
 
 
 left_causal_on_device = jax.jit(leave_causal, static_argnums=2)
@@ -68,7 +72,7 @@ def test_every_sequence_has_exactly_its_budget(num_sequences):
 
 
 def test_labels_are_the_hidden_tokens_and_the_rest_is_untouched():
-    batch = random_batch(num_rows=64, row_length=64)
+    batch = random_batch(num_rows=64, row_length=96)
     masked = mask(batch)
     chosen = np.zeros(batch.token_ids.shape, bool)
     for row in range(64):
@@ -124,7 +128,7 @@ def test_positions_are_chosen_evenly():
 
 
 def test_dynamic_masks_change_with_the_epoch_and_static_ones_do_not():
-    batch = random_batch()
+    batch = random_batch(row_length=96)
     later = batch._replace(epochs=batch.epochs + 1)
     assert (mask(batch).mlm_positions != mask(later).mlm_positions).any()
     static = MaskingConfig(static=True)
@@ -136,13 +140,13 @@ def test_dynamic_masks_change_with_the_epoch_and_static_ones_do_not():
 
 
 def test_rows_do_not_depend_on_their_neighbours():
-    batch = random_batch(num_rows=16)
+    batch = random_batch(num_rows=16, row_length=96)
     half = jax.tree.map(lambda x: x[8:], batch)
     assert (mask(batch).token_ids[8:] == mask(half).token_ids).all()
 
 
 def test_a_rate_of_zero_predicts_nothing():
-    masked = mask(random_batch(), MaskingConfig(rate=0.0))
+    masked = mask(random_batch(row_length=96), MaskingConfig(rate=0.0))
     assert masked.mlm_weights.sum() == 0
 
 
@@ -182,9 +186,9 @@ def test_words_are_chosen_by_the_references_loop(max_ngram, num_sequences):
     num_words = rng.integers(1, max_ngram + 1, shape)
     budgets = rng.integers(0, 9, (shape[0], num_sequences))
     place = np.maximum(batch.sequence_ids.astype(np.int32) - 1, 0)
-    starts = first_tokens_of_words(candidates, word_starts, batch.sequence_ids.astype(np.int32))
+    starts = computed(first_tokens_of_words, candidates, word_starts, batch.sequence_ids.astype(np.int32))
     arrays = (scores, num_words, candidates, starts, place, budgets)
-    chosen = np.asarray(jax.jit(choose_words, static_argnums=6)(*map(jnp.asarray, arrays), max_ngram))
+    chosen = computed(lambda *arrays: choose_words(*arrays, max_ngram), *arrays)
     short = 0
     for row in range(shape[0]):
         expected = set()
@@ -214,11 +218,11 @@ def chosen_tokens(batch, config):
 
 
 def test_whole_words_are_masked_whole_within_the_budget():
-    batch = with_words(random_batch(seed=8, num_rows=256, row_length=64))
+    batch = with_words(random_batch(seed=8, num_rows=256, row_length=96))
     config = MaskingConfig(whole_word=True)
     chosen, masked = chosen_tokens(batch, config)
     candidates = (batch.sequence_ids > 0) & (batch.token_ids != CLS) & (batch.token_ids != SEP)
-    budgets = prediction_budgets(config, 64)[(batch.sequence_ids > 0).sum(1)]
+    budgets = prediction_budgets(config, 96)[(batch.sequence_ids > 0).sum(1)]
     assert (chosen.sum(1) <= budgets).all() and (chosen.sum(1) < budgets).any()
     assert chosen.sum() > 0.9 * budgets.sum()
     for row in range(256):
@@ -231,7 +235,7 @@ def test_whole_words_are_masked_whole_within_the_budget():
 
 
 def test_ngrams_are_longer_runs_of_the_same_budget():
-    batch = with_words(random_batch(seed=9, num_rows=256, row_length=64))._replace(word_starts=np.ones((256, 64), bool))
+    batch = random_batch(seed=9, num_rows=256, row_length=96)  # of words of one token
 
     def runs(config):
         chosen, _ = chosen_tokens(batch, config)
@@ -244,8 +248,8 @@ def test_ngrams_are_longer_runs_of_the_same_budget():
 
 
 def test_ngram_lengths_have_the_chances_of_their_inverses():
-    bits = jax.random.bits(jax.random.key(0), (60_000,), "uint32")
-    counts = np.bincount(_ngram_lengths(bits, 3), minlength=4)[1:]
+    lengths = computed(lambda key: _ngram_lengths(jax.random.bits(key, (60_000,), "uint32"), 3), jax.random.key(0))
+    counts = np.bincount(lengths, minlength=4)[1:]
     np.testing.assert_allclose(counts / 60_000, np.array([6, 3, 2]) / 11, atol=0.01)
 
 
@@ -295,7 +299,7 @@ def test_masks_by_a_key_are_causal_where_all_rows_are(rate):
 
 def test_next_tokens_are_every_token_but_the_first_of_a_sequence():
     batch = random_batch(seed=3, num_rows=4, row_length=40, num_sequences=2)
-    task = jax.device_get(next_tokens(batch))
+    task = computed(next_tokens, batch)
     assert task.mlm_positions.shape == (4, 39) and (task.token_ids == batch.token_ids).all()
     for row in range(4):
         expected = [
