@@ -355,7 +355,7 @@ def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, cha
     "family", ["roberta", "distilbert", "electra", "mpnet", "jina_bert", "ultrabert", "modernbert"]
 )
 def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
-    config = small(family)
+    config = small(family, num_layers=2, unroll=1)
     params = random_params(config, 3, parts=TOKENS.parts_in(config))
     bert = Pretrained(config, params, tokenizer_of(family), "token_classification", ("a", "b", "c"))
     save_pretrained(bert, tmp_path / "model")

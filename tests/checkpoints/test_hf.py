@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face's format: what transformers computed, computed here; what was read, written again."""
 
+import dataclasses
 import json
 import shutil
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import computed, tiny_model
 from hf_models import golden_batch, make_tokenizer, random_params, unpack, write_golden
 from read_models import load_hf
 from safetensors.numpy import load_file, save_file
@@ -47,9 +47,9 @@ def written(golden, tmp_path_factory):
     return {name: write_golden(root / name, golden, name) for name in MODELS}
 
 
-@partial(jax.jit, static_argnums=0)
 def all_layers(config, params, batch):
-    return encode(config, params, batch, layers=True)
+    config = dataclasses.replace(config, unroll=1)
+    return computed(lambda params: encode(config, params, batch, layers=True), params)
 
 
 # In the fast suite a head of each kind; the others are the same code.
@@ -71,7 +71,8 @@ def test_hidden_states_and_logits_are_those_of_transformers(written, golden, nam
         np.testing.assert_allclose(encoded.pooled[:, 0], golden[f"{name}/pooler_output"], atol=1e-5)
 
     def logits(task):
-        return np.asarray(jax.jit(lambda params: forward(model.config, params, batch, HEADS[task]))(model.params))
+        config = dataclasses.replace(model.config, unroll=1)
+        return computed(lambda params: forward(config, params, batch, HEADS[task]), model.params)
 
     if model.task == "question_answering":
         expected = np.stack([golden[f"{name}/start_logits"], golden[f"{name}/end_logits"]], axis=-1)
@@ -92,7 +93,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(written, golden, nam
 @pytest.mark.parametrize("name", [pytest.param("pretraining_erf", marks=pytest.mark.slow), "pretraining_tanh"])
 def test_loss_and_gradients_are_those_of_transformers(written, golden, name):
     model = load_hf(written[name])
-    objective = PretrainingObjective(model.config, MaskingConfig(), 4, (2, 3))
+    objective = PretrainingObjective(dataclasses.replace(model.config, unroll=1), MaskingConfig(), 4, (2, 3))
     batch = golden_batch(golden)
 
     def loss(params):
@@ -143,7 +144,8 @@ def test_loss_and_gradients_of_every_head_are_those_of_transformers(written, gol
     model, batch = load_hf(written[task]), golden_batch(golden)
 
     def loss(params):
-        return task_loss(task, forward(model.config, params, batch, HEADS[task]), golden)
+        config = dataclasses.replace(model.config, unroll=1)
+        return task_loss(task, forward(config, params, batch, HEADS[task]), golden)
 
     assert_same_gradients(model, loss, golden, task)
 

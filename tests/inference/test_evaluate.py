@@ -140,7 +140,7 @@ def test_a_causal_model_has_other_names(bert, toy_data, one_device):
     assert evaluate_pretrained(warm, toy_data, mesh=one_device) == found
 
 
-def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
+def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path, one_device):
     with pytest.raises(InputError, match="no row in its heldout split"):
         evaluate_pretrained(bert, make_dataset(tmp_path, holdout_rate=0.0))
     with pytest.raises(InputError, match="split 'test' is unknown"):
@@ -150,7 +150,7 @@ def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
         evaluate_pretrained(short, toy_data)
     broken = jax.tree.map(lambda leaf: leaf * np.nan, bert.params)
     with pytest.raises(InputError, match="the loss is not finite"):
-        evaluate_pretrained(dataclasses.replace(bert, params=broken), toy_data)
+        evaluate_pretrained(dataclasses.replace(bert, params=broken), toy_data, mesh=one_device)
     with pytest.raises(InputError, match="no head that predicts words"):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
 

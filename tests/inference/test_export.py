@@ -20,7 +20,7 @@ from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.settings.rules import to_dict
 
 LABELS = ("a", "b", "c")
-SMALL = {"vocab_size": 203, "hidden_size": 24, "num_heads": 2, "num_layers": 2, "max_positions": 30}
+SMALL = {"vocab_size": 203, "hidden_size": 24, "num_heads": 2, "num_layers": 2, "max_positions": 30, "unroll": 1}
 CONFIGS = {
     "bert": tiny_model(),
     "modernbert": dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4),

@@ -2,6 +2,7 @@
 """What a tokenizer.json describes: the library's ids through our `Tokenizer`, in the rows that the file asks for."""
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -330,7 +332,10 @@ def test_a_model_fills_its_own_mask_and_goes_to_hugging_face_and_back(directory,
     for name in ("own", "hf"):
         found = load_pretrained(tmp_path / name)
         assert found.tokenizer.fingerprint == tokenizer.fingerprint
-        assert fill_masks(found, [f"The {mask} jumps."]) == wanted
+        assert dataclasses.replace(found.config, unroll=config.unroll) == config
+        jax.tree.map(np.testing.assert_array_equal, found.params, params)
+        again = dataclasses.replace(bert, tokenizer=found.tokenizer)  # equal parameters, in the same program
+        assert fill_masks(again, [f"The {mask} jumps."]) == wanted
     with pytest.raises(InputError, match=f"text 1 has no {re.escape(mask)}"):
         fill_masks(bert, ["The tower."])
     with pytest.raises(InputError, match="a vocabulary of tokenizers cannot grow"):
