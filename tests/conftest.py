@@ -16,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from buckets import Server
 
+    from bert_jax.checkpoints.pretrained import Pretrained
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.training.loop import LoopResult
 
@@ -118,6 +119,22 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from builders import make_dataset
 
     return make_dataset(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the directory of an untrained model that knows the toy language; shared, so not to be changed."""
+    from builders import make_pretrained
+
+    return make_pretrained(tmp_path_factory.mktemp("pretrained"))
+
+
+@pytest.fixture(scope="session")
+def bert(pretrained: Path) -> "Pretrained":
+    """Returns the model of that directory; what tests compute with it, they compute in the same programs."""
+    from bert_jax.inference.pretrained import load_pretrained
+
+    return load_pretrained(pretrained)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import shutil
 import mutations
 import numpy as np
 import pytest
-from builders import make_pretrained, tiny_run
+from builders import tiny_run
 
 from bert_jax.checkpoints.states import SEAL, find_damage, seal
 from bert_jax.data.building import finished_manifest
@@ -25,9 +25,9 @@ from bert_jax.training.workdir import check_workdir
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(pretrained):
     """Returns a directory that `save_pretrained` wrote; shared, so not to be changed."""
-    return make_pretrained(tmp_path_factory.mktemp("model"))
+    return pretrained
 
 
 @pytest.fixture

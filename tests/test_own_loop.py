@@ -8,18 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from builders import computed, drawn_params, make_pretrained, tiny_model
+from builders import computed, drawn_params, tiny_model
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax import HEADS, InputError, MaskingConfig, ModelConfig
 
 TEXTS = ["the ban ben bin ber .", "the dan dus det dor dan dis the dun .", "the kan kor ."]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")

@@ -105,11 +105,6 @@ def test_pyright_knows_them(repository, tmp_path):
     assert any(each.startswith('"load_pretraind" is not a known attribute of module "bert_jax"') for each in told), told
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("public")))
-
-
 TEXTS = ["the ban .", "dar dir ban ber bis .", "ban", "bas ban der dir der dan bis ber ."]
 
 

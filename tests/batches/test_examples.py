@@ -7,7 +7,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, message
+from builders import message
 
 import bert_jax
 from bert_jax.batch import Row
@@ -158,11 +158,6 @@ def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
     # On 16 devices most rows of a packed batch are empty: it takes more than one example a row
     alone = choose_batching(rows, data, ModelConfig(), 16, "off", 1000)
     assert chosen[2].flops(rows, ModelConfig()) > alone.flops(rows, ModelConfig())
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start")))
 
 
 MADE = {  # head: texts, labels, what `Batch.labels` are

@@ -8,7 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained
 from jax.sharding import AxisType
 
 import bert_jax
@@ -18,8 +17,8 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+def start(pretrained):
+    return pretrained
 
 
 @pytest.mark.parametrize(

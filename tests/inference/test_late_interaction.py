@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from builders import make_pretrained
 from commands import run_python
 
 import bert_jax
@@ -29,8 +28,8 @@ TEXTS = [f"{one} . {two}" for one in ("ban", "dar", "lin") for two in ("bes", "k
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("dense"))
+def dense(pretrained):
+    return pretrained
 
 
 @pytest.fixture(scope="module")

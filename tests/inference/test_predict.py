@@ -9,7 +9,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from builders import growing_bert, make_pretrained, tiny_model
+from builders import growing_bert, tiny_model
 from hf_models import make_tokenizer, random_params
 
 import bert_jax
@@ -22,11 +22,6 @@ from bert_jax.storage.files import zstd
 from bert_jax.tools.lines import batches_of, converse, open_lines, parse_line, read_input, told
 
 TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("predict")))
 
 
 def test_texts_together_have_the_guesses_of_each_alone(bert):

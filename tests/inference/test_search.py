@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from builders import make_pretrained
 from commands import run_python
 
 from bert_jax import InputError, load_pretrained, sentence_embeddings
@@ -15,8 +14,8 @@ from bert_jax.tools.lines import read_passages
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("search"))
+def model(pretrained):
+    return pretrained
 
 
 ENDS = ("the", "gen", "mot", ".")

@@ -5,9 +5,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from builders import computed, make_pretrained, message
+from builders import computed, message
 
-from bert_jax import load_pretrained, make_batch, sentence_embeddings, sparse_embeddings
+from bert_jax import make_batch, sentence_embeddings, sparse_embeddings
 from bert_jax.inference import search as module
 from bert_jax.inference.search import Passage, search
 from bert_jax.model.heads.sparse import SPARSE
@@ -16,11 +16,6 @@ from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
 
 TEXTS = [f"{one} {two} {end}" for one in ("ban", "dar", "lin") for two in ("bes", "kut") for end in ("the", "gen")]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return load_pretrained(make_pretrained(tmp_path_factory.mktemp("sparse")))
 
 
 def trained(bert, **settings):

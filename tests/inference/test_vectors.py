@@ -7,7 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from builders import make_pretrained, message
+from builders import message
 from commands import run_python
 
 from bert_jax import load_pretrained, open_vectors, quantize, sentence_embeddings, write_vectors
@@ -20,8 +20,8 @@ ROWS = 4  # of a shard: 18 texts make five
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("vectors"))
+def path(pretrained):
+    return pretrained
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import make_pretrained, message, random_batch, tiny_model
+from builders import message, random_batch, tiny_model
 
 import bert_jax
 from bert_jax.batch import Row
@@ -18,11 +18,6 @@ from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.settings.pretraining import TeacherConfig
 
 B, M, K, L = 4, 1, 3, 16
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("start")))
 
 
 def array(*shape, dtype=np.float32):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import drawn_like, make_learner, make_pretrained, message, topics_run
+from builders import drawn_like, make_learner, message, topics_run
 
 import bert_jax
 from bert_jax import BatchHead, TextHead, TokenHead, batch_task, text_task, token_task
@@ -16,11 +16,6 @@ from bert_jax.settings.pretraining import MeshConfig
 
 # Words of the toy language, by how they begin.
 KINDS = {"b": ["ban", "bas", "bin", "ben"], "d": ["dan", "dus", "dit", "den"], "k": ["kan", "kis", "kor", "ken"]}
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("model"))
 
 
 def means(encoded, batch):

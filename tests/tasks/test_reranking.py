@@ -9,7 +9,7 @@ import random
 import jax
 import numpy as np
 import pytest
-from builders import computed, make_pretrained, message
+from builders import computed, message
 from commands import run_python
 
 import bert_jax
@@ -222,8 +222,8 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("model"))
+def model(pretrained):
+    return pretrained
 
 
 @pytest.mark.parametrize("pack", ["on", "off"])

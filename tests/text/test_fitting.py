@@ -7,7 +7,6 @@ import warnings
 
 import numpy as np
 import pytest
-from builders import make_pretrained
 from tokenizers import Tokenizer as Library
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -25,11 +24,6 @@ from bert_jax.text.hf_tokenizer import save_hf_tokenizer
 
 LONG = "ban ber [MASK] bis " * 40  # of a model with 64 positions
 TEXTS = ["the ban .", LONG, "dan [MASK] der", LONG]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("fitting")))
 
 
 def classifier(bert, **settings):

@@ -15,8 +15,8 @@ def run(repository, tool, *arguments, text=""):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("scoring"))
+def model(pretrained):
+    return pretrained
 
 
 @pytest.mark.slow

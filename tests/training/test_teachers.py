@@ -97,8 +97,8 @@ def topics(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("start"))
+def start(pretrained):
+    return pretrained
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from builders import make_pretrained, message
+from builders import message
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Row
@@ -43,8 +43,8 @@ WORDS = ("ban", "bes", "kut", "dar", "lin", "mot", "the", "gen")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_pretrained(tmp_path_factory.mktemp("model"))
+def model(pretrained):
+    return pretrained
 
 
 def text(rng, most):

@@ -27,8 +27,8 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return load_tokenizer(make_pretrained(tmp_path_factory.mktemp("start")) / "tokenizer")
+def tokenizer(pretrained):
+    return load_tokenizer(pretrained / "tokenizer")
 
 
 def config(**settings):
