@@ -138,6 +138,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "checkpoints.families": {
         "ModernBert.read: number: settings.get('local_attention', 129)": "half of it, rounded down, is the same",
+        "_rotary_modules: arithmetic: layer - 'post_attention_layernorm'": "it is called at the import alone",
     },
     "checkpoints.names": {
         "to_params: compare: config.num_layers >= len(names)": "a layer has more than one tensor",
