@@ -7,14 +7,14 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from builders import random_batch, tiny_model
+from builders import computed, random_batch, tiny_model
 from hf_models import make_tokenizer, random_params
 
 from bert_jax.inference.pretrained import Pretrained
 from bert_jax.model.objective import encode
 from bert_jax.settings.model import model_size
 
-SMALL = {"vocab_size": 203, "hidden_size": 32, "num_heads": 2, "num_layers": 2, "max_positions": 64}
+SMALL = {"vocab_size": 203, "hidden_size": 32, "num_heads": 2, "num_layers": 2, "max_positions": 64, "unroll": 1}
 WITH_WINDOWS = dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4)
 
 
@@ -25,7 +25,9 @@ def test_vmap_is_a_loop_for_a_model_with_windows(over_models):
     batches = [random_batch(seed, num_rows=3, num_sequences=2) for seed in range(3)]
     batches = [each._replace(type_ids=each.type_ids * 0) for each in batches]
     one = jax.jit(lambda params, batch: encode(config, params, batch, layers=True)._asdict())
-    of_batches = jax.vmap(one, in_axes=(None, 0))(params[0], jax.tree.map(lambda *each: np.stack(each), *batches))
+    of_batches = computed(
+        jax.vmap(one, in_axes=(None, 0)), params[0], jax.tree.map(lambda *each: np.stack(each), *batches)
+    )
     for place, each in enumerate(batches):
         here = jax.tree.map(lambda leaf, place=place: leaf[place], of_batches)
         jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=2e-5), here, one(params[0], each))

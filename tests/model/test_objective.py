@@ -8,7 +8,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, drawn_params, make_dataset, random_batch, tiny_model, tiny_run
+from builders import CLS, MASK, SEP, computed, drawn_params, make_dataset, random_batch, tiny_model, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
@@ -141,7 +141,7 @@ def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without(
     batch = random_batch(num_rows=16, row_length=32, num_sequences=2)
     params = drawn_params(tiny_model())
     objectives = [PretrainingObjective(tiny_model(), masking, MASK, (CLS, SEP)) for masking in (MIXED, MaskingConfig())]
-    mixed, masked = (jax.jit(objective.prepare)(batch) for objective in objectives)
+    mixed, masked = (computed(objective.prepare, batch) for objective in objectives)
     causal = np.array(mixed.causal)
     assert 0 < causal.sum() < 16
     found = jax.device_get(forward(tiny_model(), params, mixed).mlm_logits)
@@ -152,8 +152,8 @@ def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without(
     np.testing.assert_allclose(found[~causal], without[~causal], rtol=1e-6, atol=1e-6)
 
     given, of_masked = objectives[0], {"mlm": ~causal, "clm": causal}
-    losses = jax.jit(lambda params, batch: given.losses(params, batch, None))(params, mixed)
-    counts, everything = given.denominators(mixed), np.array(mixed.mlm_weights)
+    both = lambda params, batch: (given.losses(params, batch, None), given.denominators(batch))  # noqa: E731
+    (losses, counts), everything = computed(both, params, mixed), np.array(mixed.mlm_weights)
     for kind, rows in of_masked.items():
         assert float(losses[f"{kind}_loss"][1]) == float(losses[f"{kind}_accuracy"][1]) == everything[rows].sum()
         assert float(counts[f"{kind}_loss"]) == pytest.approx(everything.sum())  # a prediction weighs the same in both

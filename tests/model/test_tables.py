@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import computed
 
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.tables import (
@@ -70,10 +71,10 @@ def test_a_row_is_looked_up_and_its_gradients_are_added_up():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.03)])
 def test_the_product_is_the_scatter(dtype, tolerance):
-    ids, rows = jnp.asarray(IDS.ravel()), jnp.asarray(WEIGHTS.reshape(-1, 4))
-    product = _sum_by_product(dtype, "highest", 6, ids, rows)
-    assert product.dtype == jnp.float32
-    np.testing.assert_allclose(product, _sum_by_scatter(6, ids, rows), rtol=0, atol=tolerance)
+    both = lambda *given: (_sum_by_product(dtype, "highest", 6, *given), _sum_by_scatter(6, *given))  # noqa: E731
+    product, scatter = computed(both, IDS.ravel(), WEIGHTS.reshape(-1, 4))
+    assert product.dtype == np.float32
+    np.testing.assert_allclose(product, scatter, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(("platform", "scatters"), [("cpu", 1), ("tpu", 0), ("cuda", 0)])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, random_batch, tiny_model
+from builders import CLS, MASK, SEP, computed, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import is_data_alone, make_mesh, row_sharding, tree_shardings
@@ -41,16 +41,16 @@ def gradient_of_rows(params, rows, factor):
 
 
 def expected_total():
-    drawn = np.asarray(bits_of_rows(root_key(0, "dropout"), WEIGHTS.shape) % 64)
+    drawn = computed(lambda key: bits_of_rows(key, WEIGHTS.shape) % 64, root_key(0, "dropout"))
     return 2 * (WEIGHTS * drawn).sum()
 
 
 def add_up(count, **options):
-    rows = {"x": jnp.asarray(ROWS), "weight": jnp.asarray(WEIGHTS)}
+    rows = {"x": ROWS, "weight": WEIGHTS}
     function = jax.jit(
         lambda params, rows: sum_over_microbatches(gradient_of_rows, count, params, rows, 2.0, **options)
     )
-    return function({"kernel": jnp.asarray(KERNEL), "bias": jnp.zeros(8)}, rows)
+    return function({"kernel": KERNEL, "bias": np.zeros(8, np.float32)}, rows)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 16])
