@@ -44,6 +44,22 @@ def run_python(
     return subprocess.CompletedProcess(wanted["arguments"], status, out, told)
 
 
+def variables(repository):
+    """Returns the environment of a command: one device, as users have, and a compiler in a hurry."""
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    return {**os.environ, "PYTHONPATH": str(repository), "XLA_FLAGS": " ".join(flags)}
+
+
+def assert_one_line(result, *parts):
+    """A command has failed with one line for its user, which has these parts."""
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    for part in parts:
+        assert part in lines[0]
+
+
 def _forked(wanted: str) -> int:
     """Returns the exit status of a command, or minus the number of the signal that ended it."""
     server = _server()

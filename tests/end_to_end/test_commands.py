@@ -2,7 +2,6 @@
 """The commands as a user types them: raw text to filled blanks, and what they say when something is wrong."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from builders import write_corpus
-from commands import run_python
+from commands import assert_one_line, run_python, variables
 
 import bert_jax
 
@@ -24,23 +23,8 @@ TINY = (
 ).split()
 
 
-def variables(repository):
-    """Returns the environment of a command: one device, as users have, and a compiler in a hurry."""
-    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    return {**os.environ, "PYTHONPATH": str(repository), "XLA_FLAGS": " ".join(flags)}
-
-
 def run(repository, *arguments):
     return run_python(arguments, repository, environment=variables(repository))
-
-
-def assert_one_line(result, *parts):
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, result.stderr
-    for part in parts:
-        assert part in lines[0]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from builders import make_learner, make_topics, tiny_model
-from commands import run_python
+from commands import assert_one_line, run_python, variables
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
@@ -34,12 +34,6 @@ TOPICS = (
 SENTENCES = ["ban ber bis", "dan der dis the the the the the the the the", "fan fer", "gan lar mon pet ."]
 
 
-def variables(repository):
-    """Returns the environment of a command: one device, as users have, and a compiler in a hurry."""
-    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    return {**os.environ, "PYTHONPATH": str(repository), "XLA_FLAGS": " ".join(flags)}
-
-
 def run(repository, *arguments, text=None):
     return run_python(arguments, repository, text, variables(repository))
 
@@ -47,15 +41,6 @@ def run(repository, *arguments, text=None):
 def tool(repository, name, text=None, **options):
     flags = [f"--{option}={value}" for option, value in options.items()]
     return run(repository, "-m", f"bert_jax.tools.{name}", *flags, text=text)
-
-
-def assert_one_line(result, *parts):
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, result.stderr
-    for part in parts:
-        assert part in lines[0]
 
 
 def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> Path:
