@@ -167,7 +167,7 @@ def run_of(path, tables="apart", mesh=ONE_DEVICE, accumulate=1, **changes):
     return tiny_run(
         path, mesh=mesh, train=TrainConfig(num_steps=8, accumulate=accumulate), masking=MaskingConfig(rate=0.2),
         generator=GeneratorConfig(num_layers=1, num_heads=2, tables=tables), checkpoint=CheckpointConfig(every_steps=4),
-        model=tiny_model(vocab_size=0, family="electra", hidden_dropout_rate=0.1), **changes,
+        model=tiny_model(vocab_size=0, family="electra", activation="gelu_exact", hidden_dropout_rate=0.1), **changes,
     )  # fmt: skip
 
 
