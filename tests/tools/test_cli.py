@@ -37,7 +37,7 @@ def start(command: list[str], folder: Path, **changes: str) -> tuple[int, str, s
         (
             "train.py",
             "max_grad_norm",
-            "; there are checkpoint, data, eval, init_checkpoint, masking, mesh, model,",
+            "; there are checkpoint, data, eval, generator, init_checkpoint, masking, mesh,",
         ),
         ("train.py", "model.hidden_siz", "(did you mean --config.model.hidden_size?); there are model.activation"),
         ("finetune.py", "epochs", "(did you mean --config.train.num_epochs?); there are checkpoint, data"),
