@@ -175,7 +175,7 @@ def _products(
 
 def add_bias(scores: jax.Array, bias: jax.Array) -> jax.Array:
     """Returns scores [B, N, Q, K] with the biases [D, N, Q, K] added to those of B / D rows each."""
-    if len(bias) == 1:
+    if bias.shape[0] == 1:  # which is no number in an exported program
         return scores + bias
-    of_groups = scores.reshape(len(bias), -1, *scores.shape[1:])
+    of_groups = scores.reshape(bias.shape[0], -1, *scores.shape[1:])
     return (of_groups + bias[:, None]).reshape(scores.shape)

@@ -26,6 +26,7 @@ CONFIGS = {
     "modernbert": dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4),
     "mpnet": tiny_model(family="mpnet", score_bias="buckets", type_vocab_size=0),
     "jina_bert": tiny_model(family="jina_bert", score_bias="alibi", positions="none"),
+    "deberta-v2": tiny_model(family="deberta-v2", score_bias="vectors", positions="none", distance_buckets=8),
 }
 
 
@@ -58,6 +59,7 @@ def row_of(ids, length=0):
         pytest.param("bert", "sequence_classification", marks=pytest.mark.slow),
         ("modernbert", "masked_lm"),
         ("mpnet", "masked_lm"),
+        ("deberta-v2", "masked_lm"),
         pytest.param("jina_bert", "masked_lm", marks=pytest.mark.slow),
     ],
 )
