@@ -154,9 +154,11 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
         of_score += size - (0 if model.attention_dropout_rate else 1)
     kept = row_length * (of_tokens(model.remat) + scores * of_score)
     at_once = min(1.0, SCORES / row_length**2) if row_length > LONGEST_WHOLE else 1.0
-    working = row_length * (
-        of_tokens("none") * (model.remat != "none") + scores * at_once * _WORKING_OF_SCORES
-    )
+    # in float32, beside the scores
+    products = 4 * len(model.distance_products)
+    of_working = at_once * (_WORKING_OF_SCORES + products)
+    again = of_tokens("none") * (model.remat != "none")
+    working = row_length * (again + scores * of_working)
     return round((model.num_layers * kept + working) / tensor)
 
 

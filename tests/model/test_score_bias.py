@@ -375,3 +375,5 @@ def test_what_it_costs():
     )
     plain = activation_bytes(dataclasses.replace(biased, attention="plain"), 512)
     assert activation_bytes(model, 512) < activation_bytes(biased, 512) == plain
+    products = 2 * 4 * 512 * 512 * model.num_heads  # of one layer
+    assert activation_bytes(with_vectors, 512) == plain + products
