@@ -170,6 +170,19 @@ def test_the_command_converts_and_verifies(repository, models, tmp_path):
     assert (status, stdout) == (1, "") and stderr == f"error: output {output} exists; give a directory that does not\n"
 
 
+def test_parts_that_a_class_lacks_are_not_compared(repository, tmp_path):
+    """Of pre-training: DistilBERT's masked language model has neither a pooler nor next sentences, as notes say."""
+    params = random_params(parts=("pooler", "mlm", "next_sentence"))
+    del params["encoder"]["embeddings"]["type"]
+    config = tiny_model(family="distilbert", type_vocab_size=0)
+    save_own(tmp_path / "own", config, params, make_tokenizer(203), "pretraining", ())
+    flags = [f"--input={tmp_path / 'own'}", f"--output={tmp_path / 'out'}", "--to=hf", "--verify"]
+    status, out, error = command(repository, "convert_checkpoint", *flags)
+    assert status == 0, error
+    assert out.splitlines()[1:] == [f"largest difference of {name}: 0" for name in ("hidden", "mlm")]
+    assert "next_sentence is left out" in error
+
+
 LIBRARIES = {"hf": "transformers", "sentence_transformers": "sentence-transformers"}
 
 
