@@ -924,7 +924,7 @@ class ModernBert(Family):
 
     prefix, usual, base = "ModernBert", "modernbert-base", "model"
     settings = _MODERN_SETTINGS
-    fixed = _without(_FIXED, "pooling", "window", "norm_bias", "dense_bias") | {
+    fixed = _without(_FIXED, "pooling", "window", "norm_bias", "dense_bias", "head_activation") | {
         "positions": "rotary",
         "norm": "before",
         "feed_forward": "gated",

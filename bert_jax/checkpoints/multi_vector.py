@@ -147,6 +147,12 @@ def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) 
     for name in _LENGTHS:
         schema.check(of_model.get(name), _Length | None, f"{of_lengths}: {name}", "correct it")
     options |= _lengths_of_queries(of_model, of_lengths, length, tokenizer)
+    if model.family == "deberta-v2" and options["query_expansion"] > 0:
+        if not options["expansion_is_seen"]:
+            notes.append(
+                "in transformers' DeBERTa a [MASK] that fills up a query sees all tokens evenly, and here it sees the "
+                "query, so vectors of such tokens differ"
+            )
     most = min(of_model.get("document_length") or length, model.max_positions)
     options["query_length"] = min(options["query_length"], model.max_positions)
     embedding = EmbeddingConfig(kind="multi_vector", **options, **prompts)

@@ -13,6 +13,7 @@ from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.inference.pretrained import load_pretrained
+from bert_jax.model import replacing
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.table import head_of
@@ -199,6 +200,16 @@ def test_a_run_is_stopped_goes_on_and_leaves_the_model_alone(tmp_path, monkeypat
     jax.tree.map(np.testing.assert_array_equal, back.params, bert.params)
     again = dataclasses.replace(config, init_checkpoint=str(tmp_path / "whole"))
     assert train(again, tmp_path / "again").step == 8
+
+
+@pytest.mark.slow
+def test_words_that_do_not_depend_on_the_text_are_found(tmp_path, monkeypatch):
+    """A generator's own words can be as probable as the text's, and then nothing is there to learn."""
+    monkeypatch.setattr(replacing, "draw_words", lambda logits, bits: (5 + (bits >> 8) % 60).astype(np.int32))
+    config = run_of(make_dataset(tmp_path))
+    train(dataclasses.replace(config, train=TrainConfig(num_steps=200)), tmp_path / "run")
+    *_, last = (record for record in read_metrics(tmp_path / "run/metrics.jsonl") if record["kind"] == "eval")
+    assert last["replaced_recall"] > 0.6 and last["replaced_accuracy"] > 0.9
 
 
 @pytest.mark.slow
