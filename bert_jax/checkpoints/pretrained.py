@@ -29,6 +29,7 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError, reading
+from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.sparse import QUERY_TABLE
 from bert_jax.model.heads.table import EMBEDDING_KINDS, HEADS
 from bert_jax.model.heads.tokens import TOKENS
@@ -280,8 +281,10 @@ def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) 
     every = flatten(abstract_params(config, num_classes))
     # The parameters of a probe depend on its settings, and those of a custom head are not known here: their shapes
     # are taken from the checkpoint itself.
+    # a run that replaces tokens gives any model such a head
+    of_runs = {*REPLACED.parts} - {part_of(name) for name in every}
     own = (
-        parts & {"probe", "projection", QUERY_TABLE}
+        parts & {"probe", "projection", QUERY_TABLE, *of_runs}
         if task in HEADS
         else parts - {"encoder", "pooler"}
     )
