@@ -70,8 +70,10 @@ def in_windows(
     def around(array: jax.Array) -> jax.Array:
         """Returns [B, blocks, 3 x block, ...] of [B, L, ...]."""
         edge = jnp.zeros((rows, block, *array.shape[2:]), array.dtype)
-        divided = _divided(jnp.concatenate([edge, array, edge], axis=1), block)
-        divided = divided[:, : -(-size // block) + 2]
+        padded = jnp.concatenate([edge, array, edge], axis=1)
+        num_blocks = -(-size // block) + 2
+        divided = _divided(padded, block)
+        divided = divided[:, :num_blocks]
         return jnp.concatenate([divided[:, :-2], divided[:, 1:-1], divided[:, 2:]], axis=2)
 
     queries_ids, keys_ids = _divided(jnp.abs(ids), block), around(ids)

@@ -154,9 +154,8 @@ class Dropout(nn.Module):
     """
 
     rate: float
-    of_rows: bool = (
-        True  # whether the first axis is the rows of a batch, which then have keys of their own
-    )
+    # whether the first axis is the rows of a batch, which then have keys of their own
+    of_rows: bool = True
 
     @nn.compact
     def __call__(self, inputs: jax.Array, deterministic: bool) -> jax.Array:

@@ -4,6 +4,8 @@
 Source: Clark et al. 2020, "ELECTRA", section 2; He et al. 2023, "DeBERTaV3", section 3, for tables of their own.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -100,20 +102,18 @@ class ReplacedTokens(PretrainingObjective):
         }
 
     def apart(self, params: Params) -> Params:
-        if self.settings.tables == "shared":
-            return params
-        of_generator = _tables(params[GENERATOR])
-        tables = _tables(params)
-        differences = jax.tree.map(jnp.subtract, tables, of_generator)
-        return _with_tables(params, differences)
+        return self._with_generators(jnp.subtract, params)
 
     def together(self, updates: Params) -> Params:
+        return self._with_generators(jnp.add, updates)
+
+    def _with_generators(self, combine: Callable[..., jax.Array], params: Params) -> Params:
+        """Returns parameters whose tables are combined with the generator's, if it has its own."""
         if self.settings.tables == "shared":
-            return updates
-        of_generator = _tables(updates[GENERATOR])
-        of_differences = _tables(updates)
-        sums = jax.tree.map(jnp.add, of_differences, of_generator)
-        return _with_tables(updates, sums)
+            return params
+        own = _tables(params)
+        of_generator = _tables(params[GENERATOR])
+        return _with_tables(params, jax.tree.map(combine, own, of_generator))
 
 
 def draw_words(logits: jax.Array, bits: jax.Array) -> jax.Array:

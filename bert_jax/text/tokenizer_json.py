@@ -295,9 +295,8 @@ def _special_tokens(
             )
         named = named or next((token for token in (usual, f"<{role}>") if token in ids), None)
         if role == "unk" and model.get("type") == "BPE" and not named:
-            named = tokens[
-                "pad"
-            ]  # never given: without one, a BPE leaves out what it does not know
+            # never given: without one, a BPE leaves out what it does not know
+            named = tokens["pad"]
         if named not in ids:
             what = (
                 f"{role}_token {shown(named)} is not in"

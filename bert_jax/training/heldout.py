@@ -43,7 +43,9 @@ def make_evaluation(
         metrics = evaluate(eval_step, params, batches(), stopped)
         if metrics is None:
             return None
-        metrics["loss"] = sum(metrics[name] for name in _LOSSES if name in metrics)
+        # as in training, where the loss of replaced tokens counts more than others
+        worth = {"mlm_loss": 1.0, "nsp_loss": 1.0, "replaced_loss": config.generator.weight}
+        metrics["loss"] = sum(metrics[name] * worth[name] for name in worth if name in metrics)
         # of a much larger loss it would be infinite, which JSON does not have
         metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
         return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines
@@ -51,7 +53,6 @@ def make_evaluation(
     return evaluation
 
 
-_LOSSES = ("mlm_loss", "nsp_loss", "replaced_loss")
 _OF_WORDS = ("mlm_loss", "mlm_accuracy", "mlm_perplexity")
 _OF_REPLACED = ("replaced_loss", "replaced_accuracy", "replaced_recall")
 EVAL_METRICS = ("loss", *_OF_WORDS, "nsp_loss", "nsp_accuracy", *_OF_REPLACED)

@@ -206,6 +206,8 @@ def test_a_run_is_stopped_goes_on_and_leaves_the_model_alone(tmp_path, monkeypat
     assert stopped.signal == signal.SIGTERM and stopped.step < 8
     assert_same_state(train(config, tmp_path / "run").state, whole.state)
     evaluations = [record for record in read_metrics(tmp_path / "whole/metrics.jsonl") if record["kind"] == "eval"]
+    for record in evaluations:
+        assert record["loss"] == pytest.approx(record["mlm_loss"] + 50 * record["replaced_loss"])
     assert evaluations[-1]["mlm_loss"] < evaluations[0]["mlm_loss"] and 0 <= evaluations[-1]["replaced_recall"] <= 1
 
     bert = load_pretrained(tmp_path / "whole")
