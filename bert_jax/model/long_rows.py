@@ -76,7 +76,8 @@ def in_windows(
         divided = divided[:, :num_blocks]
         return jnp.concatenate([divided[:, :-2], divided[:, 1:-1], divided[:, 2:]], axis=2)
 
-    queries_ids, keys_ids = _divided(jnp.abs(ids), block), around(ids)
+    queries_ids = _divided(jnp.abs(ids), block)
+    keys_ids = around(ids)
     count = queries_ids.shape[1]
     starts = jnp.arange(count)[:, None] * block
     places = (starts + jnp.arange(block))[:, :, None]

@@ -137,7 +137,8 @@ def _vectors_of(
     rows: jax.Array, vectors: jax.Array, precision: str, distances: jax.Array
 ) -> jax.Array:
     """Returns [W, N, D], the vectors of distances [W]."""
-    farthest, size = len(rows) // 2, vectors.shape[0]
+    farthest = len(rows) // 2
+    size = vectors.shape[0]
     near = jnp.clip(distances, -farthest, farthest)
     of_distances = rows[near + farthest]
     table = vectors.reshape(size, -1)
