@@ -134,7 +134,7 @@ def rotate(
     `frequencies` [D / 2] are radians per position (`rotary_frequencies`). Source: Su et al. 2021, "RoFormer"; halves
     rather than neighbours are pairs, as in GPT-NeoX and transformers.
     """
-    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     heads = widened(array).reshape(*array.shape[:2], array.shape[2] // head_size, head_size)
     first, second = jnp.split(heads, 2, axis=-1)

@@ -40,7 +40,11 @@ class AttentionShape(NamedTuple):
 
 def keeps(shape: AttentionShape, size: int, first: jax.Array, second: jax.Array) -> jax.Array:
     """Returns which scores [..., size, size] dropout keeps, for keys that broadcast against them."""
-    halves = draws(size, 0, 0, (-(-size // 2), size), first, second)
+    block = (1,) * (jnp.ndim(first) - 2) + (-(-size // 2), size)
+    rows, columns = (
+        jax.lax.broadcasted_iota(jnp.int32, block, len(block) + axis) for axis in (-2, -1)
+    )
+    halves = _hashed(rows * size + columns, first, second)
     return jnp.concatenate(halves, axis=-2)[..., :size, :] < shape.kept
 
 

@@ -34,16 +34,15 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None =
 
     def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
         queries, queries_ids, start = block_of
-        places = start + jnp.arange(block)[:, None]
-        columns = jnp.arange(size)[None, :]
+        places = start + jnp.arange(block)[None, :, None]
+        columns = jnp.arange(size)[None, None, :]
         sees = jnp.abs(queries_ids)[:, :, None] == ids[:, None, :]
         sees &= (ids != 0)[:, None, :]
         sees = sees & (columns <= places) if shape.causal else sees
 
         def drop(probabilities: jax.Array) -> jax.Array:
-            kept = keeps_at(
-                shape, size, places, columns, keys[:, :, 0, None, None], keys[:, :, 1, None, None]
-            )
+            first, second = (keys[:, :, number, None, None] for number in (0, 1))
+            kept = keeps_at(shape, size, places[:, None], columns[:, None], first, second)
             return jnp.where(kept, probabilities * shape.rescale, 0)
 
         queries = queries.reshape(rows, block, shape.num_heads, shape.head_size)
@@ -80,8 +79,8 @@ def in_windows(
     keys_ids = around(ids)
     count = queries_ids.shape[1]
     starts = jnp.arange(count)[:, None] * block
-    places = (starts + jnp.arange(block))[:, :, None]
-    columns = (starts - block + jnp.arange(3 * block))[:, None, :]
+    places = (starts + jnp.arange(block)[None])[None, :, :, None]
+    columns = (starts - block + jnp.arange(3 * block)[None])[None, :, None, :]
     sees = queries_ids[:, :, :, None] == keys_ids[:, :, None, :]
     sees &= (keys_ids != 0)[:, :, None, :]
     sees &= abs(places - columns) <= shape.window
@@ -89,9 +88,9 @@ def in_windows(
 
     def drop(probabilities: jax.Array) -> jax.Array:
         first, second = (keys[:, None, :, number, None, None] for number in (0, 1))
-        kept = keeps_at(shape, size, places[:, None], columns[:, None], first, second).reshape(
-            probabilities.shape
-        )
+        kept = keeps_at(
+            shape, size, places[:, :, None], columns[:, :, None], first, second
+        ).reshape(probabilities.shape)
         return jnp.where(kept, probabilities * shape.rescale, 0)
 
     of_queries, of_keys, of_values = (

@@ -70,4 +70,4 @@ def _logit_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return jnp.arange(logits.shape[-1]) == labels[..., None]
+    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]

@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.model.inputs import check_fields
 from bert_jax.model.keys import root_key
+from bert_jax.model.sequences import in_sequences
 from bert_jax.settings.pretraining import MaskingConfig
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -101,7 +102,7 @@ def mask_rows(
     def of_token(per_sequence: jax.Array) -> jax.Array:
         return jnp.take_along_axis(per_sequence, place, axis=1)
 
-    positions = jnp.arange(row_length)
+    positions = jnp.arange(row_length)[None]
     epochs = jnp.zeros_like(batch.epochs) if config.static else batch.epochs
     numbers = batch.sequence_numbers.astype(jnp.uint32)
     # [B, L, 3 or 4]
@@ -109,10 +110,7 @@ def mask_rows(
         config.seed, epochs, numbers, place, offsets, 4 if config.max_ngram > 1 else 3
     )
 
-    # [B, M]
-    lengths = jnp.sum(
-        sequence_ids[:, None, :] == jnp.arange(1, num_sequences + 1)[:, None], axis=-1
-    )
+    lengths = jnp.sum(in_sequences(sequence_ids, num_sequences), axis=-1)  # [B, M]
     budgets = jnp.asarray(prediction_budgets(config, row_length))[lengths]
     candidates = real & ~jnp.isin(token_ids, jnp.array(never_predicted))
     if config.whole_word:
@@ -238,7 +236,7 @@ def choose_words(
       max_ngram: the most words that are taken together.
     """
     num_rows, row_length = candidates.shape
-    index = jnp.arange(row_length)
+    index = jnp.arange(row_length)[None]
     rows = jnp.arange(num_rows)
 
     # Where the run of 1, 2, ... words from each start on ends, and how many candidates are in it.
@@ -284,6 +282,7 @@ def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
     """Returns lengths n from 1 to `max_ngram`, with probability proportional to 1 / n. Source: Lan et al. 2019."""
     chances = 1 / np.arange(1, max_ngram + 1)
     bounds = (np.cumsum(chances) / np.sum(chances))[:-1].astype(np.float32)
+    bounds = np.expand_dims(bounds, tuple(range(bits.ndim)))
     return 1 + jnp.sum(_unit(bits)[..., None] >= bounds, axis=-1)
 
 
@@ -299,7 +298,7 @@ def _places(batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Returns [B, L]: which of the row's M sequences a token is in, and which token of it."""
     place = jnp.maximum(batch.sequence_ids.astype(jnp.int32) - 1, 0)
     first = jnp.take_along_axis(batch.cls_positions.astype(jnp.int32), place, axis=1)
-    return place, jnp.arange(place.shape[1]) - first
+    return place, jnp.arange(place.shape[1])[None] - first
 
 
 def _token_bits(

@@ -55,7 +55,7 @@ def bias_of(table: jax.Array, queries: int, keys: int, ahead: jax.Array | int = 
     """
     if table.shape[-1] == 1:
         away = jnp.abs(ahead + jnp.arange(keys)[None] - jnp.arange(queries)[:, None])
-        return -table[..., None] * away.astype(table.dtype)
+        return -table[..., None] * away[None, None].astype(table.dtype)
     distances = ahead + jnp.arange(1 - queries, keys)
     places = jnp.clip(distances, -_FARTHEST, _FARTHEST) + _FARTHEST
     one_hot = jax.nn.one_hot(jnp.asarray(_OF_DISTANCES)[places], BUCKETS, dtype=table.dtype)

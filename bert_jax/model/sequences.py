@@ -29,6 +29,11 @@ def last_positions(sequence_ids: jax.Array, first: jax.Array) -> jax.Array:
     return first + lengths - 1
 
 
+def in_sequences(sequence_ids: jax.Array, num_places: int) -> jax.Array:
+    """Returns [B, M, L] bool: which of the M sequences of a row a token is in, given sequence ids [B, L]."""
+    return sequence_ids[:, None] == jnp.arange(1, num_places + 1)[None, :, None]
+
+
 def mean_of_sequences(
     vectors: jax.Array, sequence_ids: jax.Array, num_places: int, precision: str = "highest"
 ) -> jax.Array:
@@ -36,10 +41,7 @@ def mean_of_sequences(
 
     sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is as in `product`.
     """
-    # [B, M, L]
-    inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(
-        jnp.float32
-    )
+    inside = in_sequences(sequence_ids, num_places).astype(jnp.float32)
     total = jnp.einsum(
         "BML,BLH->BMH", inside, widened(vectors), precision=matmul_precision(precision)
     )

@@ -16,6 +16,7 @@ from bert_jax.devices.sharding import is_stacked, path_name, tree_shardings
 from bert_jax.model.keys import root_key
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Objective, Params
+from bert_jax.model.sequences import in_sequences
 from bert_jax.settings.pretraining import OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import sum_over_microbatches
 from bert_jax.training.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
@@ -268,8 +269,7 @@ def batch_counts(batch: Batch) -> _Pairs:
 
     "tokens" include [CLS] and [SEP]. "words" need `word_starts`; they include punctuation, not special tokens.
     """
-    places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
-    inside = batch.sequence_ids[:, None, :] == places[:, None]  # [B, M, L]
+    inside = in_sequences(batch.sequence_ids, batch.cls_positions.shape[1])
     lengths = jnp.sum(inside, axis=-1).astype(jnp.float32)  # [B, M]
     counts = {
         "sequences": jnp.sum(batch.sequence_weights > 0, dtype=jnp.float32),

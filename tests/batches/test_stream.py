@@ -23,7 +23,7 @@ from bert_jax.data import blocks, records
 from bert_jax.data.records import MANIFEST, open_dataset
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError, StoppedError
-from bert_jax.settings.pretraining import DataConfig, MeshConfig, Phase2Config, TrainConfig
+from bert_jax.settings.pretraining import DataConfig, MeshConfig
 from bert_jax.storage import ranges
 from bert_jax.training.report import read_metrics
 
@@ -157,8 +157,7 @@ def test_two_processes_read_their_own_halves(repository, server, local, tmp_path
     assert max(ours["bytes"], theirs["bytes"]) < 0.7 * whole and ours["bytes"] + theirs["bytes"] >= 0.95 * whole
 
 
-@pytest.mark.parametrize("num_hosts", [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2)), 4])
-def test_a_host_reads_its_own_streams_only(server, num_hosts):
+def test_a_host_reads_its_own_streams_only(server, num_hosts=4):
     """Over two epochs with room for its share: an equal part of all rows, once, and blocks that two streams share."""
     shares, read, taken = np.split(np.arange(SIZE), num_hosts), [], []
     for places in shares:
@@ -377,19 +376,6 @@ def test_another_order_is_not_resumed_with(server, local, tmp_path, monkeypatch)
             train(config, tmp_path / "run")
     config = run_of(local)  # the same data elsewhere, and a larger cache
     train(dataclasses.replace(config, data=dataclasses.replace(config.data, cache_gb=2.0)), tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_two_phases_on_the_same_data_and_accumulation(server, local, tmp_path):
-    phases = {
-        "train": TrainConfig(num_steps=7, accumulate=2),
-        "phase2": Phase2Config(num_steps=6, path="", batch_size=4, accumulate=1, warmup_steps=1),
-    }
-    for name, path in (("ours", url_of(server)), ("theirs", local)):
-        second = dataclasses.replace(phases["phase2"], path=str(path))
-        train(run_of(path, train=phases["train"], phase2=second), tmp_path / name)
-    assert losses(tmp_path / "ours") == losses(tmp_path / "theirs")
-    assert sorted(losses(tmp_path / "ours")) == list(range(1, 14))
 
 
 @pytest.mark.slow

@@ -9,16 +9,14 @@ import contextlib
 import dataclasses
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from builders import drawn_params, tiny_model
+from builders import CLS, MASK, SEP, drawn_params, random_batch, tiny_model
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -27,8 +25,12 @@ import bert_jax
 from bert_jax import InputError
 from bert_jax.batch import pad_rows
 from bert_jax.model.derivatives import plain_derivatives
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.masking import mask_rows
+from bert_jax.model.objective import forward, init_params
 from bert_jax.model.parts import activate
 from bert_jax.model.product import product
+from bert_jax.settings.pretraining import MaskingConfig
 
 CONFIG = tiny_model(hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=64, max_positions=8)
 ROWS = list(np.random.default_rng(0).integers(5, 64, (8, 8)))
@@ -72,11 +74,6 @@ def twice(tree):
 
 
 @act("hidden")
-def call_a_compiled_function_in_another(loss, params, batch):
-    return jax.jit(jax.jit(hidden))(params, batch)
-
-
-@act("hidden")
 def vmap_over_rows(loss, params, batch):
     def of_row(row):
         return hidden(params, jax.tree.map(lambda leaf: leaf[None], row))[0]
@@ -90,24 +87,8 @@ def vmap_over_an_ensemble(loss, params, batch):
 
 
 @act("hidden")
-def vmap_over_batches(loss, params, batch):
-    return jax.vmap(hidden, in_axes=(None, 0))(params, twice(batch))[1]
-
-
-@act("hidden")
 def scan_over_batches(loss, params, batch):
     return jax.lax.scan(lambda carry, each: (carry, hidden(params, each)), 0, twice(batch))[1][1]
-
-
-@act("hidden")
-def map_over_batches(loss, params, batch):
-    return jax.lax.map(lambda each: hidden(params, each), twice(batch))[1]
-
-
-@act("hidden")
-def fori_loop(loss, params, batch):
-    start = jnp.zeros_like(hidden(params, batch))
-    return jax.lax.fori_loop(0, 2, lambda number, state: 0 * state + hidden(params, batch), start)
 
 
 @act("hidden")
@@ -127,11 +108,6 @@ def _negative(params, batch):
 
 
 @act("hidden")
-def switch(loss, params, batch):
-    return jax.lax.switch(jnp.int32(1), [_negative, hidden], params, batch)
-
-
-@act("hidden")
 def words_as_vectors(loss, params, batch):
     table = params["encoder"]["embeddings"]["word"]["embedding"]
     vectors = table.at[batch.token_ids].get(out_sharding=jax.typeof(batch.token_ids).sharding.update(spec=P(AXIS))) if (
@@ -140,40 +116,14 @@ def words_as_vectors(loss, params, batch):
     return hidden(params, batch._replace(word_vectors=vectors))
 
 
-@act("hidden")
-def the_last_of_all_layers(loss, params, batch):
-    return bert_jax.encode(CONFIG, params, batch, layers=True).layers[-1]
-
-
 @act("gradient")
 def value_and_grad(loss, params, batch):
     return jax.value_and_grad(loss)(params, batch)[1]
 
 
 @act("gradient")
-def grad_with_auxiliary_outputs(loss, params, batch):
-    return jax.grad(lambda *given: (loss(*given), hidden(*given)), has_aux=True)(params, batch)[0]
-
-
-@act("gradient")
-def vjp(loss, params, batch):
-    value, pull = jax.vjp(lambda given: loss(given, batch), params)
-    return pull(jnp.ones_like(value))[0]
-
-
-@act("gradient")
-def jacrev(loss, params, batch):
-    return jax.jacrev(loss)(params, batch)
-
-
-@act("gradient")
 def grad_of_checkpoint(loss, params, batch):
     return jax.grad(jax.checkpoint(loss))(params, batch)
-
-
-@act("gradient")
-def grad_of_checkpoint_with_a_policy(loss, params, batch):
-    return jax.grad(jax.checkpoint(loss, policy=jax.checkpoint_policies.dots_saveable))(params, batch)
 
 
 @act("gradient")
@@ -185,29 +135,9 @@ def grad_of_scan(loss, params, batch):
 
 
 @act("gradient")
-def gradients_of_microbatches(loss, params, batch):
-    def add(carry, each):
-        return jax.tree.map(lambda total, leaf: total + leaf / 2, carry, jax.grad(loss)(params, each)), None
-
-    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), twice(batch))[0]
-
-
-@act("gradient")
-def grad_of_vmap_over_batches(loss, params, batch):
-    return jax.grad(lambda params: jax.vmap(loss, in_axes=(None, 0))(params, twice(batch)).mean())(params)
-
-
-@act("gradient")
 def vmap_of_grad(loss, params, batch):
     found = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, twice(batch))
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), found)
-
-
-@act("gradient")
-def an_update_of_optax(loss, params, batch):
-    optimizer = optax.sgd(1.0)
-    updates, _ = optimizer.update(jax.grad(loss)(params, batch), optimizer.init(params))
-    return jax.tree.map(jnp.negative, updates)
 
 
 @act("gradient")
@@ -222,38 +152,10 @@ def jvp(loss, params, batch):
     return jax.jvp(lambda given: loss(given, batch, own_derivatives=False), (params,), (params,))[1]
 
 
-@act("slope")
-def linearize(loss, params, batch):
-    return jax.linearize(lambda given: loss(given, batch, own_derivatives=False), params)[1](params)
-
-
-@act("slope")
-def jacfwd(loss, params, batch):
-    return jax.jacfwd(lambda scale: loss(scaled(params, scale), batch, own_derivatives=False))(1.0)
-
-
-@act("slope")
-def grad_by_a_scale(loss, params, batch):
-    return jax.grad(lambda scale: loss(scaled(params, scale), batch))(1.0)
-
-
-@act("curvature")
-def hessian(loss, params, batch):
-    return jax.hessian(lambda scale: loss(scaled(params, scale), batch, own_derivatives=False))(1.0)
-
-
 @act("curvature")
 def forward_over_reverse(loss, params, batch):
     gradient = jax.grad(lambda given: loss(given, batch, own_derivatives=False))
     return dot(jax.jvp(gradient, (params,), (params,))[1], params)
-
-
-@act("curvature")
-def reverse_over_forward(loss, params, batch):
-    def slope(given):
-        return jax.jvp(lambda given: loss(given, batch, own_derivatives=False), (given,), (params,))[1]
-
-    return dot(jax.grad(slope)(params), params)
 
 
 @act("curvature")
@@ -383,34 +285,6 @@ def test_a_gradient_of_a_gradient_in_bfloat16(params):
 
 
 @pytest.mark.slow
-def test_compiled_ahead_of_time_from_shapes(params, expected):
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, BATCH))
-    program = jax.jit(hidden).lower(*shapes).compile()
-    check(program(params, BATCH), expected["hidden"])
-    assert jax.eval_shape(hidden, *shapes).shape == expected["hidden"].shape
-    assert jax.make_jaxpr(hidden)(*shapes).out_avals[0].shape == expected["hidden"].shape
-
-
-@pytest.mark.slow
-def test_exported_with_a_number_of_rows_that_is_open(params, expected):
-    (rows,) = jax.export.symbolic_shape("rows")
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), BATCH)
-    of_params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-    program = jax.export.deserialize(jax.export.export(jax.jit(hidden))(of_params, shapes).serialize())
-    check(program.call(params, BATCH), expected["hidden"])
-    half = jax.tree.map(lambda leaf: leaf[:3], BATCH)
-    check(program.call(params, half), expected["hidden"][:3])
-
-
-@pytest.mark.slow
-def test_called_from_threads(params, expected):
-    function = jax.jit(lambda params, batch: hidden(params, batch) + 0)
-    with ThreadPoolExecutor(4) as threads:
-        for found in threads.map(lambda _: function(params, BATCH), range(4)):
-            check(found, expected["hidden"])
-
-
-@pytest.mark.slow
 def test_pmapped(params, expected):
     rows = jax.tree.map(lambda leaf: leaf[:, None], BATCH)
     check(jax.pmap(hidden, in_axes=(None, 0))(params, rows)[:, 0], expected["hidden"])
@@ -446,15 +320,6 @@ def test_within_a_module_of_nnx(params, expected):
     check(nnx.jit(lambda module, batch: module(batch))(Twice(), BATCH), expected["hidden"])
 
 
-@pytest.mark.slow
-def test_the_arguments_given_away(params, expected):
-    given = jax.tree.map(jnp.copy, params)
-    updated, found = jax.jit(lambda *given: (given[0], hidden(*given)), donate_argnums=0)(given, BATCH)
-    check(found, expected["hidden"])
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
-    check(updated, params)
-
-
 @contextlib.contextmanager
 def strict():
     """Refuses copies between host and device, and types and ranks that JAX would widen."""
@@ -477,6 +342,16 @@ def test_under_what_users_switch_on(params, expected, guard):
     with guard():
         found = jax.jit(jax.value_and_grad(lambda *given: mean_of_squares(*given)))(params, BATCH)
     check(found, (expected["loss"], expected["gradient"]))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_and_masks_widen_no_ranks(name):
+    model, batch = tiny_model(), random_batch(num_rows=4, num_sequences=2)
+    with jax.numpy_rank_promotion("raise"):
+        masks = MaskingConfig(whole_word=True, max_ngram=3, causal_rate=0.3)
+        masked = jax.eval_shape(lambda: mask_rows(batch, masks, model.vocab_size, MASK, (CLS, SEP)))
+        params = jax.eval_shape(lambda: init_params(model, jax.random.key(0), HEADS[name], 3))
+        jax.eval_shape(lambda params, batch: forward(model, params, batch, HEADS[name]), params, masked)
 
 
 @pytest.mark.slow

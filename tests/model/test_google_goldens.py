@@ -292,7 +292,6 @@ def test_optimizer_trace_is_googles(schedule, warmup_steps, trace):
     "change",
     [
         {"bias_correction": True},
-        {"clip_norm": 0.0},
         {"clip_norm": 1.001},
         {"weight_decay": 0.0101},
         {"epsilon": 1.1e-6},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer key heads, RMS norm before every block, other global layers, a table of the masked head's own: packed rows,
-long ones, eight devices, growing.
+"""Fewer key heads, RMS norm before every block, other global layers, a table of the masked head's own: their
+parameters, growing, what is refused. `test_every_encoder.py` has what holds for all.
 """
 
 import dataclasses
@@ -11,18 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import random_batch
 from hf_models import make_tokenizer, random_params
 
-from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.grow import grow
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding, tree_shardings
+from bert_jax.devices.sharding import check_divisible, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.flops import forward_flops
 from bert_jax.model.heads.pretraining import MASKED_LM
-from bert_jax.model.objective import encode, forward, init_params
+from bert_jax.model.objective import init_params
 from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import MeshConfig
@@ -44,11 +42,6 @@ def params_of(config):
     return random_params(config, parts=("mlm",))
 
 
-@functools.cache
-def hidden_of(config):
-    return jax.jit(lambda params, batch: encode(config, params, batch, layers=True, attentions=True).hidden)
-
-
 @MODELS
 def test_parameters_are_those_that_are_made(model):
     made = jax.eval_shape(functools.partial(init_params, model, head=MASKED_LM), jax.random.key(0))
@@ -56,48 +49,10 @@ def test_parameters_are_those_that_are_made(model):
     assert all(jax.tree.leaves(decay_mask(made)["mlm"]))
 
 
-@MODELS
-def test_a_sequence_in_a_packed_row_is_as_it_is_alone(model):
-    packed = random_batch(num_rows=2, row_length=60, num_sequences=3)
-    together = hidden_of(model)(params_of(model), packed)
-    for number in (1, 2, 3):
-        inside = packed.sequence_ids[0] == number
-        alone = hidden_of(model)(params_of(model), pad_rows([packed.token_ids[0, inside]] * 2, 60))
-        np.testing.assert_allclose(alone[0, : inside.sum()], together[0, inside], atol=2e-5)
-
-
-@MODELS
-@pytest.mark.parametrize("attention", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
-def test_long_rows_are_as_whole_rows(model, attention):
-    """Rows of more than 1,024 tokens are computed in blocks or windows, and whole where probabilities are kept."""
-    batch, params = random_batch(num_rows=1, row_length=1100, num_sequences=2), params_of(model)
-    config = dataclasses.replace(model, attention=attention)
-    found = jax.jit(lambda params: encode(config, params, batch).hidden)(params)
-    real = batch.sequence_ids > 0
-    np.testing.assert_allclose(np.asarray(found)[real], hidden_of(model)(params, batch)[real], atol=2e-5)
-
-
-@MODELS
-def test_eight_devices_compute_the_gradients_that_one_computes(model):
-    batch = random_batch(num_rows=8, row_length=40)._replace(mlm_positions=np.zeros((8, 5), np.int32) + np.arange(5))
-
-    def loss(params, batch):
-        return jnp.sum(jnp.cos(forward(model, params, batch, MASKED_LM)[..., :203]))
-
-    params = params_of(model)
-    expected = jax.jit(jax.value_and_grad(loss))(params, batch)
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    with jax.set_mesh(mesh):
-        shardings = tree_shardings(mesh, params)
-        divided = jax.device_put(params, shardings)
-        compiled = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
-        found = compiled(divided, jax.device_put(batch, row_sharding(mesh)))
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1, np.abs(theirs).max()))
-    assert not np.asarray(found[1]["mlm"]["words"]["embedding"])[203:].any()
-    of_four = make_mesh(MeshConfig(data=2, tensor=4))
+def test_key_heads_are_divided_by_devices():
+    check_divisible(make_mesh(MeshConfig(data=4, tensor=2)), ULTRA)
     with pytest.raises(InputError, match="num_key_heads 2 is not divisible by mesh"):
-        check_divisible(of_four, model)
+        check_divisible(make_mesh(MeshConfig(data=2, tensor=4)), ULTRA)
 
 
 def test_new_words_are_those_of_both_tables():

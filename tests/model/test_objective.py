@@ -20,7 +20,7 @@ from bert_jax.model.masking import mask_rows, next_tokens
 from bert_jax.model.objective import PretrainingObjective
 from bert_jax.model.objective import forward as forward_of
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, PretrainConfig, TeacherConfig, TrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.files import read_json
 from bert_jax.storage.writing import write_json
@@ -101,12 +101,6 @@ def test_left_to_right_trains_and_evaluates(toy_data, tmp_path):
         fill_masks(bert, ["the [MASK] ."])
 
 
-def test_a_causal_model_with_next_sentence_is_refused():
-    config = PretrainConfig(model=tiny_model(causal=True))
-    with pytest.raises(InputError, match=r"set train.next_sentence=False"):
-        dataclasses.replace(config, data=dataclasses.replace(config.data, path="x")).validate()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["none", "sop"])
 def test_data_without_labels_and_with_the_order_of_sentences_train(tmp_path, labels, capsys):
@@ -160,16 +154,6 @@ def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without(
     assert float(losses["nsp_loss"][1]) == float(counts["nsp_loss"]) == 2 * (~causal).sum()
     one_kind = jax.eval_shape(lambda: objectives[1].losses(params, mixed._replace(causal=None), None))
     assert set(losses) - set(one_kind) == {"clm_loss", "clm_accuracy"}
-
-
-@pytest.mark.slow
-def test_causal_rows_by_fused_attention_are_those_of_plain_attention():
-    """Refused in a run, and right for a caller."""
-    objective = PretrainingObjective(tiny_model(), MIXED, MASK, (CLS, SEP))
-    mixed = jax.jit(objective.prepare)(random_batch(num_rows=16, row_length=32, num_sequences=2))
-    params = drawn_params(tiny_model())
-    fused, plain = (forward(tiny_model(attention=name), params, mixed).mlm_logits for name in ("fused", "plain"))
-    np.testing.assert_allclose(fused, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_without_causal_rows_the_program_is_that_of_masks_alone():

@@ -315,14 +315,6 @@ def test_a_seal_that_fails_is_told_at_the_next_report(mesh, tmp_path, monkeypatc
     assert 200 <= len(calls.sizes) < 399
 
 
-def test_a_run_that_goes_on_divides_its_steps_into_the_same_calls(mesh, tmp_path):
-    for first, expected in ((10, [4, 4, 1, 1]), (20, [1, 1, 4, 4])):
-        calls = Calls()
-        pace = Pace(first, 100, 0, 0, steps_per_call=4)
-        run(tmp_path, mesh, pace, {first: 1.0}, step=calls.step)
-        assert calls.sizes == expected
-
-
 def test_batches_of_different_shapes_are_not_taken_in_one_call(mesh, tmp_path):
     calls = Calls()
     batches = [{"x": jnp.zeros(size)} for size in (1, 1, 1, 2, 3, 3, 3, 3)]
@@ -346,23 +338,9 @@ def test_the_time_of_a_new_shape_is_no_speed(mesh, tmp_path):
     assert len(seen) == 4 and len(timed) == 4 and max(timed) < 0.2
 
 
-def test_a_report_of_calls_that_all_compile_has_no_speed(mesh, tmp_path):
-    def throughput(counts, seconds):
-        return {"sequences_per_second": counts["sequences"] / seconds}
-
-    batches = [jnp.zeros(length) for length in (1, 2, 2)]
-    run(tmp_path, mesh, Pace(3, 1, 0, 0, False), {3: 1.0}, batches=batches, throughput=throughput, step=counted_step)
-    found = [record for record in read_metrics(tmp_path / "metrics.jsonl") if record["kind"] == "train"]
-    assert ["sequences_per_second" in record for record in found] == [False, False, True]
-
-
 def test_a_loss_that_is_not_finite_inside_a_call_is_named_with_its_step(mesh, tmp_path):
     calls = Calls(bad=7)
     pace = Pace(20, 100, 0, 4, steps_per_call=4)
     with pytest.raises(DivergedError, match=r"loss is nan at step 7; losses were finite until step 6, .* of step 4"):
         run(tmp_path, mesh, pace, {20: 1.0}, step=calls.step)
     assert sorted(seals(tmp_path)) == [4]
-
-
-def test_nothing_but_the_last_step_is_due_where_everything_is_off():
-    assert [step for step in range(1, 8) if any(due(step, Pace(7, 1, 0, 0)))] == [7]

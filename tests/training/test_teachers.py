@@ -13,14 +13,12 @@ from builders import CLS, computed, drawn_like, make_learner, make_pretrained, m
 from whole_runs import ONE_DEVICE
 
 from bert_jax import InputError, load_pretrained
-from bert_jax.batch import Batch, pad_rows
+from bert_jax.batch import pad_rows
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.finetuning import Finetuning, finetune, fit_into_memory
-from bert_jax.model.heads.choice import CHOICES
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.multilabel import MULTILABEL
-from bert_jax.model.heads.spans import SPANS
 from bert_jax.model.objective import init_params
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.pretraining import Pretraining, pretrain
@@ -65,30 +63,6 @@ def test_the_loss_is_hintons():
     shares = 1 / (1 + np.exp(-teacher)), 1 / (1 + np.exp(-outputs))
     both = sum(p * np.log(p / q) for p, q in (shares, [1 - each for each in shares]))
     np.testing.assert_allclose(of_labels, both.mean(-1), rtol=1e-4)
-
-
-def test_spans_and_choices_are_as_far_apart_as_those_of_their_sequence_and_example():
-    rng = np.random.default_rng(0)
-
-    def apart(said, wanted):
-        said, wanted = (np.exp(each / 2) / np.exp(each / 2).sum() for each in (said, wanted))
-        return (wanted * np.log(wanted / said)).sum()
-
-    outputs, teacher = rng.normal(size=(2, 1, 6, 2)).astype(np.float32)
-    batch = Batch(*[None] * 5)._replace(
-        sequence_ids=np.array([[1, 1, 1, 2, 2, 0]]),
-        cls_positions=np.zeros((1, 2), np.int32),
-        labels=np.array([[1, -1, -1, 3, -1, -1]]),
-        sequence_weights=np.array([[1, 1, 1, 1, 1, 0]], np.float32),
-    )
-    distances = jax.jit(lambda *rows: (SPANS.divergence(*rows, batch, 2.0), CHOICES.divergence(*rows, batch, 2.0)))
-    spans, choices = distances(outputs, teacher)
-    parts = slice(3), slice(3, 5)
-    said, wanted = outputs[0], teacher[0]
-    expected = [sum(apart(said[part, edge], wanted[part, edge]) for edge in range(2)) for part in parts]
-    np.testing.assert_allclose(spans[0], expected, rtol=1e-4)
-    expected = np.repeat([apart(said[part, 0], wanted[part, 0]) for part in parts], (3, 2))
-    np.testing.assert_allclose(choices[0, :5], expected, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -284,18 +258,6 @@ def test_teachers_of_vectors_have_their_own_size_and_pooling(start, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path):
-    """On eight devices. A teacher pools in its own way."""
-    other = as_embeddings(start, tmp_path / "cls", pooling="cls")
-    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
-    params = load_pretrained(start).params
-    (one,) = taught_losses(vectors_run(pairs, start, mesh=ONE_DEVICE), [other], params)
-    divided = vectors_run(pairs, start, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    (both,) = taught_losses(divided, [other, wide], params)
-    assert min(one, both, abs(one - both)) > 1e-3
-
-
-@pytest.mark.slow
 def test_vectors_of_trained_students_are_alike_on_any_mesh(pairs, learner, tmp_path):
     other = as_embeddings(learner, tmp_path / "cls", pooling="cls")
     wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
@@ -377,29 +339,6 @@ def test_spans_and_choices_are_learnt_from_a_teacher(start, tmp_path, name):
     params = load_pretrained(teacher).params
     same, other = taught_losses(config, [teacher], params, another(params))
     assert abs(same) < 1e-5 and other > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["squad1", "choice"])
-def test_spans_and_choices_are_learnt_alike_on_any_mesh(learner, tmp_path, name):
-    task = TaskConfig(name=name, max_seq_length=16, max_query_length=4)
-    config = topics_run(write_questions(tmp_path / "data", name), learner, task=task)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dropout_rate=0.0))
-    finetune(config, tmp_path / "teacher", jax.devices()[:1])
-    teacher = TeacherConfig(str(tmp_path / "teacher"), weight=1.0)
-    config = dataclasses.replace(config, teacher=teacher, train=FinetuneTrainConfig(num_epochs=12.0))
-    first, last = first_and_last_loss(config, tmp_path / "run")
-    assert last < first / 2
-    train = dataclasses.replace(config.train, accumulate=2)
-    divided = dataclasses.replace(config, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_takes_its_steps_with_a_teacher(start, tmp_path):
-    teacher = save_with_head(start, tmp_path / "teacher", "regression", probe=PROBE)
-    config = dataclasses.replace(numbers_run(start, tmp_path), teacher=TeacherConfig(str(teacher)))
-    assert finetune(config, tmp_path / "run", jax.devices()[:1]).step == 3
 
 
 PROBE = ProbeConfig(features="last", kind="linear")

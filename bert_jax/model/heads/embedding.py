@@ -23,7 +23,12 @@ from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
 from bert_jax.model.parts import Dense
 from bert_jax.model.product import widened
-from bert_jax.model.sequences import last_positions, mean_of_sequences, positions_in_sequence
+from bert_jax.model.sequences import (
+    in_sequences,
+    last_positions,
+    mean_of_sequences,
+    positions_in_sequence,
+)
 from bert_jax.model.tables import take_rows
 from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
@@ -232,15 +237,15 @@ def _pooled(name: str, hidden: jax.Array, batch: Batch, precision: str) -> jax.A
         places = first if name == "cls" else last_positions(ids, first)
         return widened(take_rows(hidden, places))
     num_places = first.shape[1]
-    inside = ids[..., None] == jnp.arange(1, num_places + 1)  # [B, L, M]
+    inside = in_sequences(ids, num_places)
     if name == "max":
         # of one place, [B, L], so that [B, M, L, H] is never held
         def largest(inside: jax.Array) -> jax.Array:
             values = jnp.where(inside[..., None], widened(hidden), -jnp.inf)
             return jnp.where(jnp.any(inside, axis=1)[:, None], jnp.max(values, axis=1), 0)
 
-        return jnp.moveaxis(jax.lax.map(largest, jnp.moveaxis(inside, -1, 0)), 0, 1)
-    counts = jnp.sum(inside, axis=1, dtype=jnp.float32)[..., None]  # [B, M, 1]
+        return jnp.moveaxis(jax.lax.map(largest, jnp.moveaxis(inside, 1, 0)), 0, 1)
+    counts = jnp.sum(inside, axis=2, dtype=jnp.float32)[..., None]  # [B, M, 1]
     if name == "weighted":  # 1, 2, ... by place
         hidden = hidden * (positions_in_sequence(ids) + 1.0)[..., None]
     mean = mean_of_sequences(hidden, ids, num_places, precision)
@@ -368,14 +373,14 @@ def _find(
     The function takes `of_queries`, [E], too.
     """
     numbers, belongs, *candidates = (
-        whole(array) for array in (numbers, belongs, *(pair[1] for pair in pairs))
+        whole(array) for array in (numbers[None], belongs[None], *(pair[1] for pair in pairs))
     )
 
     def find(own: jax.Array, partners: jax.Array, places: jax.Array, *rest: jax.Array) -> Any:
         own, partners = own[:, None], partners[:, None]
         queries, of_queries = rest[: len(candidates)], rest[len(candidates) :]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
-        is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
+        is_partner = jnp.arange(numbers.size)[None] == places[:, None]
         scores = map(compare, queries, candidates)
         return function(
             *(score / temperature for score in scores),
@@ -385,7 +390,7 @@ def _find(
         )
 
     queries = [pair[0] for pair in pairs]
-    width = len(numbers) * len(pairs)
+    width = numbers.size * len(pairs)
     return _in_blocks(find, width, own, partners, places, *queries, *of_queries)
 
 
@@ -497,7 +502,7 @@ def cosent(
     Source: Su 2022, "CoSENT".
     """
     cosines = _scores(settings, vectors)[:, 0] / settings.divisor()
-    others = [whole(array) for array in (cosines, texts.scores, weights)]
+    others = [whole(array[None]) for array in (cosines, texts.scores, weights)]
 
     def above(cosines: jax.Array, scores: jax.Array, weights: jax.Array) -> jax.Array:
         counts = (scores[:, None] > others[1]) & (weights[:, None] * others[2] > 0)

@@ -14,6 +14,7 @@ from bert_jax.model.heads.base import Linear
 from bert_jax.model.heads.labels import Spot, as_label, label_losses, labels_of
 from bert_jax.model.inputs import check_shapes
 from bert_jax.model.losses import Pair
+from bert_jax.model.sequences import in_sequences
 from bert_jax.model.teaching import class_divergence
 
 
@@ -68,8 +69,7 @@ class Spans(Linear):
 
 def _of_sequences(logits: jax.Array, batch: Batch) -> jax.Array:
     """Returns the logits of each sequence, [B, M, 2, L]: none at the tokens of others."""
-    places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
-    inside = (batch.sequence_ids[:, None, :] == places[:, None])[:, :, None]  # [B, M, 1, L]
+    inside = in_sequences(batch.sequence_ids, batch.cls_positions.shape[1])[:, :, None]
     return jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)
 
 

@@ -24,7 +24,7 @@ from bert_jax.model.heads.embedding import Embeddings, vectors_of_examples
 from bert_jax.model.heads.labels import Spot
 from bert_jax.model.heads.pretraining import against_words, own_words, transformed
 from bert_jax.model.losses import Pair
-from bert_jax.model.sequences import last_positions
+from bert_jax.model.sequences import in_sequences, last_positions
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 
@@ -70,7 +70,7 @@ class SparseEmbeddings(Embeddings):
         if self.settings.query_table:
             weight = QueryTable(config.vocab_size, name=QUERY_TABLE)()
             if batch.queries is not None:
-                of_table = words_of_texts(batch, config.vocab_size) * weight
+                of_table = words_of_texts(batch, config.vocab_size) * weight[None, None]
                 vectors = jnp.where(batch.queries[..., None], of_table, vectors)
         return constrain_rows(vectors)
 
@@ -159,7 +159,7 @@ class WordWeights(nn.Module):
             logits = against_words(config, hidden, table)
             if self.settings.poolings() == ["sum"]:
                 inside = jax.nn.one_hot(ids - 1, num_places)
-                weights = self.scaled(logits + bias)
+                weights = self.scaled(logits + bias[None, None])
                 return jnp.einsum(
                     "BLM,BLV->BMV",
                     inside,
@@ -167,7 +167,7 @@ class WordWeights(nn.Module):
                     precision="highest",
                 )
             # The weight grows with the logit, so it is taken of the largest one alone.
-            return self.scaled(_largest(num_places, logits, ids) + bias)
+            return self.scaled(_largest(num_places, logits, ids) + bias[None, None])
 
         tokens = hidden.shape[0] * hidden.shape[1] // copies
         count = next(
@@ -243,7 +243,7 @@ def _largest_backward(
 @with_rule(_largest_forward, _largest_backward, static=1)
 def _largest(num_places: int, logits: jax.Array, ids: jax.Array) -> jax.Array:
     """Returns the largest logits [B, M, V] of each sequence, of logits [B, L, V] and sequence ids [B, L] int32."""
-    inside = ids[:, None] == jnp.arange(1, num_places + 1)[:, None]  # [B, M, L]
+    inside = in_sequences(ids, num_places)
     if num_places == 1:
         return jnp.max(jnp.where(inside[:, 0, :, None], logits, MASKED_SCORE), axis=1)[:, None]
     # A maximum that runs over the tokens of a row and begins anew with each sequence: the passes over the logits do

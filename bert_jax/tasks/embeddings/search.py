@@ -57,7 +57,7 @@ def cosines(queries: jax.Array, block: jax.Array) -> jax.Array:
     # rounding.
     scores = jnp.einsum("QK,CK->QC", normalized(queries), block, precision="highest")
     # after the product: vectors that are divided first are written once more
-    return scores * jax.lax.rsqrt(jnp.maximum(jnp.sum(block**2, axis=-1), 1e-24))
+    return scores * jax.lax.rsqrt(jnp.maximum(jnp.sum(block**2, axis=-1), 1e-24))[None]
 
 
 def nearest_texts(queries: Sequence[np.ndarray], texts: Sequence[np.ndarray], k: int) -> Nearest:

@@ -21,12 +21,10 @@ from bert_jax.model.heads.multi_vector import MULTI_VECTORS, maxsim
 from bert_jax.model.objective import TaskObjective, forward, init_params
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
-from bert_jax.training.whole_batch import gradients_of_whole
 
 RNG = np.random.default_rng(0)
 # Four examples of an anchor, a positive and a hard negative, and an empty place.
 NUMBERS = np.array([[0, 1, 2], [3, 4, -1], [5, 1, 6], [0, 7, 2], [-1, -1, -1]])
-WEIGHTS = np.array([1, 1, 1, 1, 0], np.float32)
 COUNTS = RNG.integers(1, 6, NUMBERS.shape) * (NUMBERS >= 0)
 VECTORS = RNG.normal(size=(5, 3, 6, 8)).astype(np.float32)
 VECTORS /= np.linalg.norm(VECTORS, axis=-1, keepdims=True)
@@ -226,23 +224,6 @@ def test_eight_devices_find_the_loss_and_the_gradients_of_one(pack):
             results.append(jax.device_get(jax.jit(jax.value_and_grad(mean_loss))(params_of(HEAD), batch)))
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-5)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4), results[0][1], results[1][1])
-
-
-@pytest.mark.slow
-def test_microbatches_find_the_loss_and_the_gradients_of_the_whole_batch():
-    (mesh, batch), objective, params = batches("on"), TaskObjective(MODEL, HEAD), params_of(HEAD)
-
-    def loss_of(outputs):
-        total, weight = objective.losses_of(outputs, batch)["loss"]
-        return total / weight, total
-
-    outputs_of = lambda params, rows, key: objective.outputs(params, rows, None)  # noqa: E731
-    found = functools.partial(gradients_of_whole, outputs_of, loss_of, 4)
-    with jax.set_mesh(mesh):
-        (loss, _), gradients = jax.device_get(jax.jit(found)(params, batch, jax.random.key(0)))
-        expected, theirs = jax.device_get(jax.jit(jax.value_and_grad(mean_loss))(params, batch))
-    assert loss == pytest.approx(expected, rel=1e-5)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-4), gradients, theirs)
 
 
 def test_a_student_learns_the_scores_of_a_teacher_for_the_candidates_of_the_batch():
