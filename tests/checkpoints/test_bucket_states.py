@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in an object store that refuses, and seals by the store's checksums."""
-
-import json
-import shutil
+"""Checkpoints in an object store that refuses."""
 
 import jax
 import numpy as np
 import pytest
 from buckets import behind_a_front, variables
 
-from bert_jax.checkpoints.sealed import SEAL, find_damage, seal
 from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.storage import leases, places, stores
-from bert_jax.storage.places import RemotePath, to_place
-from bert_jax.storage.urls import local_directory
+from bert_jax.storage.places import to_place
 from bert_jax.training.workdir import check_workdir
 
 
@@ -97,56 +92,6 @@ def test_a_bucket_that_may_not_be_written_is_told_before_the_run_begins(bucket_s
         with pytest.raises(StoppedError, match=expected.replace("/run/.lease", "/model")):
             stores.check_writable(f"{bucket}/model")
     assert bucket_server.names(bucket) == []
-
-
-@pytest.fixture
-def sealed(tmp_path, monkeypatch):
-    """Returns a place in memory with a sealed directory of three objects."""
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    directory = RemotePath(f"memory://{tmp_path.name}/checkpoint")
-    for name, content in (("a", b"1"), ("state/b", b"22"), ("state/d/c", b"333")):
-        (directory / name).write_bytes(content)
-    return directory
-
-
-def summed(kind):
-    """Returns a `stores.checksum_in` of a store that has checksums of this kind."""
-
-    def checksum_in(info):
-        content = stores.read_bytes(f"memory://{info['name'].lstrip('/')}")
-        value = stores.google_crc32c.Checksum(content).hexdigest().decode() if kind == "crc32c" else ""
-        about = {"crc32c": value} if value else {"etag": f"{hash(content):x}-2"} if kind else {}
-        return {"bytes": info["size"]} | about
-
-    return checksum_in
-
-
-@pytest.mark.parametrize(("kind", "in_seal"), [("crc32c", "crc32c"), ("etag", "sha256"), ("", "sha256")])
-def test_a_seal_has_the_checksums_of_the_store_and_finds_a_flipped_byte(sealed, tmp_path, monkeypatch, kind, in_seal):
-    monkeypatch.setattr(stores, "checksum_in", summed(kind))
-    assert find_damage(sealed) == f"{SEAL} is missing, so it was never finished"
-    seal(sealed, {"arrays": {"a": ["float32", [1]]}})
-    files = json.loads((sealed / SEAL).read_bytes())["files"]
-    assert files.keys() == {"a", "state/b", "state/d/c"}
-    assert all(file.keys() == {"bytes", in_seal} for file in files.values())
-    assert find_damage(sealed) is None
-
-    here = tmp_path / "here"  # copied to a disk, and from there to a store of another kind
-    shutil.copytree(local_directory(sealed), here)
-    assert find_damage(here) is None
-    monkeypatch.setattr(stores, "checksum_in", summed(""))
-    assert find_damage(sealed) is None
-    (here / "state" / "b").write_bytes(b"23")
-    assert find_damage(here) == "file state/b has another checksum than when it was written"
-    (sealed / "state/b").write_bytes(b"23")
-    assert find_damage(sealed) == "file state/b has another checksum than when it was written"
-    monkeypatch.setattr(stores, "checksum_in", summed(kind))
-    (sealed / "state/b").write_bytes(b"23")
-    assert find_damage(sealed) == "file state/b has another checksum than when it was written"
-    (sealed / "state/b").write_bytes(b"234")
-    assert find_damage(sealed) == "file state/b has 3 bytes in place of 2"
-    (sealed / "state/b").unlink()
-    assert find_damage(sealed) == "file state/b is missing"
 
 
 def test_a_work_directory_elsewhere_than_gs_is_refused_with_the_reason():

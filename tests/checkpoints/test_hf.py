@@ -193,13 +193,6 @@ def copy(written, tmp_path):
     return shutil.copytree(written["pretraining_erf"], tmp_path / "copy")
 
 
-def old_names(tensors):
-    return {
-        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for key, value in tensors.items()
-    }
-
-
 def ignorable(tensors):
     tensors["bert.embeddings.position_ids"] = np.arange(22)[None]
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
@@ -208,14 +201,13 @@ def ignorable(tensors):
 
 
 @pytest.mark.parametrize(
-    "change", [old_names, ignorable, lambda tensors: {key.removeprefix("bert."): v for key, v in tensors.items()}]
+    "change", [ignorable, lambda tensors: {key.removeprefix("bert."): v for key, v in tensors.items()}]
 )
 def test_other_names_of_the_same_tensors(written, copy, change):
     rewrite(copy, change)
-    expected = load_hf(written["pretraining_erf"])
     found = load_hf(copy)
     assert found.task == "pretraining"
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    jax.tree.map(np.testing.assert_array_equal, found.params, load_hf(written["pretraining_erf"]).params)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -239,38 +231,23 @@ def shard(directory):
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": homes}))
 
 
-def test_shards_are_read_like_one_file(written, copy):
-    shard(copy)
-    jax.tree.map(np.testing.assert_array_equal, load_hf(copy).params, load_hf(written["pretraining_erf"]).params)
-
-
 def mix_shards(directory):
     shard(directory)
     save_file({"bert.pooler.dense.bias": np.zeros(12, np.float32)}, directory / "model-00002-of-00002.safetensors")
 
 
-def lose_shard(directory):
-    shard(directory)
-    (directory / "model-00002-of-00002.safetensors").unlink()
+def lose(name):
+    def change(directory):
+        shard(directory)
+        (directory / name).unlink()
 
-
-def lose_index(directory):
-    shard(directory)
-    (directory / "model.safetensors.index.json").unlink()
+    return change
 
 
 def shards_and_whole(directory):
     whole = (directory / "model.safetensors").read_bytes()
     shard(directory)
     (directory / "model.safetensors").write_bytes(whole)
-
-
-def bad_index(content):
-    def change(directory):
-        shard(directory)
-        (directory / "model.safetensors.index.json").write_text(json.dumps(content))
-
-    return change
 
 
 def truncate(directory):
@@ -290,12 +267,12 @@ def setting(**changes):
     return change
 
 
-def tensors(change):
-    return lambda directory: rewrite(directory, change)
+def other_decoder(directory):
+    rewrite(directory, lambda t: t | {"cls.predictions.decoder.weight": np.zeros((43, 12), np.float32)})
 
 
-def tokenizer_setting(**changes):
-    return lambda directory: (directory / "tokenizer_config.json").write_text(json.dumps(changes))
+def added_token(directory):
+    (directory / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"44": {"content": "<new>"}}}')
 
 
 @pytest.mark.parametrize(
@@ -306,42 +283,19 @@ def tokenizer_setting(**changes):
         (remove("model.safetensors"), "has no model.safetensors"),
         (remove("vocab.txt"), "has no vocab.txt and no tokenizer.json"),
         (mix_shards, r"model.safetensors.index.json lacks 22 tensors of this model"),
-        (lose_shard, r"model-00002-of-00002\.safetensors"),
-        (lose_index, r"has no model.safetensors, model.safetensors.index.json or"),
+        (lose("model-00002-of-00002.safetensors"), r"model-00002-of-00002\.safetensors"),
+        (lose("model.safetensors.index.json"), r"has no model.safetensors, model.safetensors.index.json or"),
         (shards_and_whole, "has both model.safetensors and shards"),
         (setting(hidden_size=14), r"is not divisible by model.num_heads 3; use 12 or"),
-        (
-            setting(intermediate_size=24),
-            r"intermediate.dense.bias has shape \(20,\) where .* asks for \(24,\)|weight has",
-        ),
         (setting(num_hidden_layers=1), r"holds 16 tensors that this model has no place for: bert.encoder.layer.1"),
         (setting(vocab_size=42), r"the vocabulary has 43 tokens and the table of words 42 rows; take both"),
         (setting(vocab_size="43"), r'config.json: model.vocab_size is "43", a text'),
-        (setting(position_embedding_type="relative_key"), 'position_embedding_type is "relative_key"'),
         (setting(hidden_act="relu"), 'hidden_act is "relu", which this BERT cannot compute; it can'),
         (setting(hidden_act="x" * 300_000), "which this BERT cannot compute"),
         (setting(hidden_size=10**300), "config.json: model.hidden_size "),
-        (setting(is_decoder=True), "is_decoder is true"),
-        (setting(model_type="gpt2"), 'model_type is "gpt2"'),
         (setting(quantization_config={"bits": 4}), "quantization_config is"),
-        (tensors(lambda t: t | {"lora.a": np.zeros(3, np.float32)}), "holds 1 tensors .* no place for: lora.a"),
-        (
-            tensors(lambda t: {key: v for key, v in t.items() if key != "cls.seq_relationship.bias"}),
-            "lacks 1 tensors of this model: cls.seq_relationship.bias",
-        ),
-        (
-            tensors(lambda t: t | {"cls.predictions.decoder.weight": np.zeros((43, 12), np.float32)}),
-            "decoder.weight differs from bert.embeddings.word_embeddings.weight",
-        ),
-        (
-            tensors(lambda t: t | {"embeddings.LayerNorm.gamma": np.zeros(12, np.float32)}),
-            "are two names of one tensor",
-        ),
-        (
-            tensors(lambda t: t | {"bert.pooler.dense.bias": np.zeros(12, np.int8)}),
-            r"bert\.pooler\.dense\.bias holds int8",
-        ),
-        (tokenizer_setting(added_tokens_decoder={"44": {"content": "<new>"}}), '"<new>" has the id 44, and transf'),
+        (other_decoder, "decoder.weight differs from bert.embeddings.word_embeddings.weight"),
+        (added_token, '"<new>" has the id 44, and transf'),
     ],
 )
 def test_bad_input_is_one_clear_line(copy, damage, expected):
