@@ -54,19 +54,11 @@ def test_a_model_beside_its_variant_is_loaded(model):
     assert load_pretrained(model).notes == ()
 
 
-@pytest.mark.parametrize("prefix", ["bert.", "model.bert.", "module.", "0.auto_model."])
-def test_names_that_a_trainer_put_before_are_read(model, prefix):
-    expected = load_pretrained(model).params["encoder"]["embeddings"]["word"]["embedding"]
-    tensors = load_file(model / "model.safetensors")
-    save_file({prefix + name: array for name, array in tensors.items()}, model / "model.safetensors")
-    found = load_pretrained(model)
-    assert (found.params["encoder"]["embeddings"]["word"]["embedding"] == expected).all() and not found.notes
-
-
 def test_a_prefix_is_that_of_every_name():
     known = lambda names: "words" in list(names)  # noqa: E731
-    assert find_prefix(["module.model.words", "module.model.b"], known) == "module.model."
-    assert find_prefix(["module.words", "b"], known) == find_prefix(["words"], known) == ""
+    for prefix in ("", "module.model.", "0.auto_model."):
+        assert find_prefix([f"{prefix}words", f"{prefix}b"], known) == prefix
+    assert find_prefix(["module.words", "b"], known) == find_prefix([], known) == ""
 
 
 def test_a_model_that_peft_changed_is_named(model):
