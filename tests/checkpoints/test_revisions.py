@@ -153,7 +153,7 @@ def test_revisions_after_so_many_words_are_of_the_steps_that_have_read_them(toy_
 
 @pytest.mark.parametrize(
     ("words", "fix"), [("1e9", r"beyond the [\d,]+ words that the run reads; leave it out, or take [\d,]+ steps more")]
-    + [(wrong, "is not numbers from 1e-37 up to 1e[+]38, with") for wrong in ("1M", "0", "1e6;2e6", "inf")],
+    + [(wrong, "is not numbers from 1e-37 up to 1e[+]38, with") for wrong in ("1M", "0", "inf")],
 )  # fmt: skip
 def test_words_that_no_run_reads_are_refused(toy_data, tmp_path, words, fix):
     checkpoint = CheckpointConfig(keep_words=words)

@@ -69,7 +69,6 @@ TEXTS = ["".join(chr(97 + (number * place) % 26) for place in range(9)) for numb
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pooling": "mean"},
         {"pooling": "cls", "normalize": False, "kept_dimensions": 8},
         {"pooling": "last", "projection_size": 8, "projection_activation": "none", "passage_prompt": "a "},
         {"pooling": "mean,cls,weighted", "projection_size": 8, "query_prompt": "ba: "},
@@ -95,13 +94,10 @@ def test_what_is_written_is_read_back(tmp_path, settings):
 def test_both_spellings_of_types_and_options(directory):
     before = load_pretrained(directory)
     modules = json.loads((directory / MODULES).read_text())
-    assert [each["type"] for each in modules] == [
-        OLD + kind for kind in ("Transformer", "Pooling", "Dense", "Normalize")
-    ]
-    for each in modules:
-        kind = each["type"].removeprefix(OLD)
-        each["type"] = NEW[kind] + kind
-    (directory / MODULES).write_text(json.dumps(modules))
+    kinds = [each["type"].removeprefix(OLD) for each in modules]
+    assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
+    newer = [each | {"type": NEW[kind] + kind} for each, kind in zip(modules, kinds)]
+    (directory / MODULES).write_text(json.dumps(newer))
     (directory / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "mean"}')
     change(directory / "sentence_bert_config.json", max_seq_length=None)
     change(directory / "tokenizer_config.json", model_max_length=20)
@@ -129,7 +125,7 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
     ]
 
 
-@pytest.mark.parametrize(("kept", "size"), [(7, 7), (8, 8), (10**30, 8), (None, 8)])
+@pytest.mark.parametrize(("kept", "size"), [(7, 7), (10**30, 8)])
 def test_vectors_are_cut_as_the_files_say(directory, kept, size):
     before = sentence_embeddings(load_pretrained(directory), TEXTS)
     change(directory / "config_sentence_transformers.json", truncate_dim=kept)
@@ -152,88 +148,65 @@ def test_any_prompt_can_be_chosen(directory):
         sentence_embeddings(bert, TEXTS, kind="other")
 
 
+ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
+POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
+
+
 @pytest.mark.parametrize(
     ("file", "values", "problem"),
     [
-        ("1_Pooling/config.json", {"pooling_mode": "min"}, r'pooling_mode \["min"\] cannot be computed here'),
-        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"pooling_mode \[\] cannot be computed here"),
-        ("1_Pooling/config.json", {"pooling_mode_min": True}, 'has the option "pooling_mode_min", which is not known'),
-        ("2_Dense/config.json", {"scale": 2}, 'has the option "scale", which is not known here'),
-        ("2_Dense/config.json", {"bias": False}, "has other tensors than linear.weight of 32 inputs and 8 outputs"),
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, 'model_type "SparseEncoder" cannot be'),
-        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim: Expected `int` >= 1"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "x"}, 'default_prompt_name "x" is not the name'),
-        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, 'transformer_task "fill-mask" cannot be'),
-        ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config_args .*relu.* cannot be"),
-        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt false cannot be computed here"),
-        ("2_Dense/config.json", {"activation_function": "torch.nn.ELU"}, 'activation_function "torch.nn.ELU" cannot'),
-        ("2_Dense/config.json", {"use_residual": True}, "use_residual true cannot be computed here"),
-        (
-            "2_Dense/config.json",
-            {"module_input_name": "token_embeddings"},
-            'module_input_name "token_embeddings" cannot',
-        ),
-        (
-            "2_Dense/config.json",
-            {"out_features": 9},
-            "has other tensors than linear.weight and linear.bias of 32 inputs and 9 outputs",
-        ),
-        ("sentence_bert_config.json", {"max_seq_length": float("nan")}, "max_seq_length: Expected `float` >= 0"),
-        (
-            "sentence_bert_config.json",
-            {"do_lower_case": True},
-            "do_lower_case beside a cased tokenizer true cannot",
-        ),
-        ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "prompts: Expected `str . null`, got `int`"),
+        (POOLING, {"pooling_mode": "min"}, r'pooling_mode \["min"\] cannot be computed here'),
+        (POOLING, {"pooling_mode_mean_tokens": False}, r"pooling_mode \[\] cannot be computed here"),
+        (POOLING, {"pooling_mode_min": True}, 'has the option "pooling_mode_min", which is not known'),
+        (POOLING, {"include_prompt": False}, "include_prompt false cannot be computed here"),
+        (DENSE, {"bias": False}, "has other tensors than linear.weight of 32 inputs and 8 outputs"),
+        (DENSE, {"out_features": 9}, "than linear.weight and linear.bias of 32 inputs and 9 outputs"),
+        (DENSE, {"activation_function": "torch.nn.ELU"}, 'activation_function "torch.nn.ELU" cannot'),
+        (DENSE, {"module_input_name": "token_embeddings"}, 'module_input_name "token_embeddings" cannot'),
+        (ABOUT, {"model_type": "SparseEncoder"}, 'model_type "SparseEncoder" cannot be'),
+        (ABOUT, {"truncate_dim": 0}, "truncate_dim: Expected `int` >= 1"),
+        (ABOUT, {"default_prompt_name": "x"}, 'default_prompt_name "x" is not the name'),
+        (LENGTH, {"transformer_task": "fill-mask"}, 'transformer_task "fill-mask" cannot be'),
+        (LENGTH, {"config_args": {"hidden_act": "relu"}}, "config_args .*relu.* cannot be"),
+        (LENGTH, {"max_seq_length": float("nan")}, "max_seq_length: Expected `float` >= 0"),
     ],
 )
-def test_what_cannot_be_computed_is_named(tmp_path, directory, file, values, problem):
-    if "do_lower_case" in values:  # what an uncased tokenizer does anyway
-        change(directory / file, **values)
-        load_pretrained(directory)
-        directory = write(
-            dataclasses.replace(make(), tokenizer=make_tokenizer(203, lowercase=False)), tmp_path / "cased"
-        )
+def test_what_cannot_be_computed_is_named(directory, file, values, problem):
     change(directory / file, **values)
     with pytest.raises(InputError, match=problem):
         load_pretrained(directory)
 
 
+def test_text_can_be_lower_cased_by_the_tokenizer_alone(tmp_path, directory):
+    change(directory / LENGTH, do_lower_case=True)  # what an uncased tokenizer does anyway
+    load_pretrained(directory)
+    cased = write(dataclasses.replace(make(), tokenizer=make_tokenizer(203, lowercase=False)), tmp_path / "cased")
+    change(cased / LENGTH, do_lower_case=True)
+    with pytest.raises(InputError, match="do_lower_case beside a cased tokenizer true cannot"):
+        load_pretrained(cased)
+
+
 @pytest.mark.parametrize(
-    ("kinds", "problem"),
+    ("modules", "problem"),
     [
-        (["Transformer", "Pooling", "LSTM"], 'has the module .*LSTM", which cannot be computed here; to use'),
-        (["Transformer", "Pooling", "Normalize", "Dense"], "has the modules Transformer, Pooling, Normalize, Dense"),
+        ([("Transformer", ""), ("LSTM", "")], 'has the module .*LSTM", which cannot be computed here; to use'),
+        ([("Transformer", ""), ("Dense", "2_Dense"), ("Pooling", "1_Pooling")], "modules Transformer, Dense, Pooling"),
+        ([("Transformer", ""), ("Pooling", None)], "the path of Pooling: Expected `str`"),
+        ([("Transformer", ""), ("Pooling", "../1_Pooling")], "the path of Pooling: Expected `str`"),
+        ([("Transformer", ""), ("Pooling", "/etc")], "the path of Pooling: Expected `str`"),
+        ([("Transformer", ""), ("Pooling", "Other")], "Other/config.json does not exist"),
+        ([("Transformer", "1_Pooling")], "has its Transformer in .*1_Pooling, not here; give that folder"),
         ([], "has the modules of an empty list"),
         (None, "modules.json is damaged or another kind of file"),
     ],
 )
-def test_other_modules_are_named(directory, kinds, problem):
-    modules = [{"type": OLD + kind, "path": ""} for kind in kinds] if kinds is not None else {"odd": 1}
-    (directory / MODULES).write_text(json.dumps(modules))
+def test_other_modules_are_named(directory, modules, problem):
+    listed = {"odd": 1} if modules is None else [{"type": OLD + kind, "path": path} for kind, path in modules]
+    (directory / MODULES).write_text(json.dumps(listed))
     with pytest.raises(InputError, match=problem):
         load_pretrained(directory)
     (directory / MODULES).unlink()
     assert load_pretrained(directory).task == "encoder"
-
-
-@pytest.mark.parametrize(
-    ("number", "values", "problem"),
-    [
-        (1, {"path": None}, "the path of Pooling: Expected `str`"),
-        (1, {"path": "../1_Pooling"}, "the path of Pooling: Expected `str`"),
-        (1, {"path": "/etc"}, "the path of Pooling: Expected `str`"),
-        (2, {"path": "Other"}, "Other/config.json does not exist"),
-        (0, {"path": "1_Pooling"}, "has its Transformer in .*1_Pooling, not here; give that folder"),
-        (1, {"type": "evil.package.Pooling"}, 'has the module "evil.package.Pooling", which cannot be computed here'),
-    ],
-)
-def test_modules_that_are_not_there_are_named(directory, number, values, problem):
-    modules = json.loads((directory / MODULES).read_text())
-    modules[number] |= values
-    (directory / MODULES).write_text(json.dumps(modules))
-    with pytest.raises(InputError, match=problem):
-        load_pretrained(directory)
 
 
 def test_folders_without_settings_may_be_missing(directory):
@@ -261,59 +234,55 @@ def test_a_pipe_among_the_files_does_not_hang(directory, name):
         load_pretrained(directory)
 
 
+RERANKER = MODEL, random_params(num_classes=1, parts=("pooler", "classifier")), make_tokenizer(203)
+
+
 def test_a_reranker_is_the_classifier_that_it_is(tmp_path):
     """Version 6 lists a module of a CrossEncoder as well."""
-    rest = (make_tokenizer(203), "sequence_classification", ())
-    save_hf(tmp_path / "out", MODEL, random_params(num_classes=1, parts=("pooler", "classifier")), *rest)
+    save_hf(tmp_path / "out", *RERANKER, "sequence_classification", ())
     (tmp_path / "out" / MODULES).write_text(json.dumps([{"type": NEW["Transformer"] + "Transformer", "path": ""}]))
-    about = tmp_path / "out" / "config_sentence_transformers.json"
-    about.write_text('{"model_type": "CrossEncoder"}')
+    about = {"model_type": "CrossEncoder"}
+    change(tmp_path / "out" / ABOUT, **about)
     assert load_pretrained(tmp_path / "out").task == "sequence_classification"
-    about.write_text('{"model_type": "SentenceTransformer"}')
-    with pytest.raises(InputError, match="has the modules Transformer, in this order"):
-        load_pretrained(tmp_path / "out")
+    for other, problem in (
+        ({"activation_fn": "torch.nn.ELU"}, 'the activation "torch.nn.ELU" cannot be computed here'),
+        ({"model_type": "SentenceTransformer"}, "has the modules Transformer, in this order"),
+    ):
+        change(tmp_path / "out" / ABOUT, **about | other)
+        with pytest.raises(InputError, match=problem):
+            load_pretrained(tmp_path / "out")
 
 
 OF_TORCH = "torch.nn.modules.activation."
 
 
 @pytest.mark.parametrize(
-    ("of_model", "of_modules", "expected", "note"),
+    ("settings", "expected", "note"),
     [
-        ({}, None, "sigmoid", "the number that is predicted is the sigmoid of the output, by default"),
-        ({"problem_type": "regression"}, None, "", "its problem_type is regression; CrossEncoder would give"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.Identity"}}, None, "", "the output, as its files say"),
+        ({}, "sigmoid", "the number that is predicted is the sigmoid of the output, by default"),
+        ({"problem_type": "regression"}, "", "its problem_type is regression; CrossEncoder would give"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Identity"}}, "", "the output, as its files say"),
         (
             {"problem_type": "regression", "sbert_ce_default_activation_function": OF_TORCH + "Sigmoid"},
-            *(None, "sigmoid", "the sigmoid of the output, as its files say"),
+            "sigmoid",
+            "the sigmoid of the output, as its files say",
         ),
-        ({"sentence_transformers": {"activation_fn": OF_TORCH + "Tanh"}}, None, "tanh", "tanh of the"),
-        ({"sbert_ce_default_activation_function": "evil.Run"}, None, "sigmoid", 'activation "evil.Run" is code'),
-        ({}, "torch.nn.ELU", None, 'the activation "torch.nn.ELU" cannot be computed here'),
+        ({"sentence_transformers": {"activation_fn": OF_TORCH + "Tanh"}}, "tanh", "tanh of the"),
+        ({"sbert_ce_default_activation_function": "evil.Run"}, "sigmoid", 'activation "evil.Run" is code'),
     ],
 )
-def test_the_activation_of_a_reranker(tmp_path, of_model, of_modules, expected, note):
-    rest = (make_tokenizer(203), "sequence_classification", ())
+def test_the_activation_of_a_reranker(tmp_path, settings, expected, note):
     ce = tmp_path / "ce"
-    save_hf(ce, MODEL, random_params(num_classes=1, parts=("pooler", "classifier")), *rest)
+    save_hf(ce, *RERANKER, "sequence_classification", ())
     config = json.loads((ce / "config.json").read_text())
     assert config.pop("sentence_transformers") == {"activation_fn": "torch.nn.modules.linear.Identity"}
     assert config.pop("problem_type")
-    (ce / "config.json").write_text(json.dumps(config | of_model))
-    if of_modules:
-        (ce / MODULES).write_text(json.dumps([{"type": OLD + "Transformer", "path": ""}]))
-        change(ce / "config_sentence_transformers.json", model_type="CrossEncoder", activation_fn=of_modules)
-        change(ce / "tokenizer_config.json", model_max_length=12)  # which cuts pairs there
-    if expected is None:
-        with pytest.raises(InputError, match=note):
-            load_pretrained(ce)
-        return
+    (ce / "config.json").write_text(json.dumps(config | settings))
     predict = load_predictor(ce)
     assert any(note in line for line in predict.bert.notes), predict.bert.notes
-    assert predict.task.config.max_seq_length == (12 if of_modules else MODEL.max_positions)
     plain = Predictor(dataclasses.replace(predict.bert, task_settings={}))(TEXTS)
-    of = {"": lambda x: x, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: max(x, 0.0)}
-    assert [each.value for each in predict(TEXTS)] == pytest.approx([of[expected](each.value) for each in plain])
-    more = {"activation": predict.bert.task_settings.get("activation", "")}
-    save_hf(tmp_path / "again", MODEL, predict.bert.params, *rest, **more)
+    of = {"": lambda x: x, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh}[expected]
+    assert [each.value for each in predict(TEXTS)] == pytest.approx([of(each.value) for each in plain])
+    activation = predict.bert.task_settings.get("activation", "")
+    save_hf(tmp_path / "again", *RERANKER, "sequence_classification", (), activation=activation)
     assert load_predictor(tmp_path / "again").task.config.activation == expected
