@@ -188,4 +188,3 @@ def test_a_compressed_index_is_refused(small, kind):
     path = index_path(small)
     path.write_bytes(change_blocks(path.read_bytes(), lambda block: block[:-1] + bytes([kind])))
     assert "is compressed, as TensorFlow's are not" in refusal(small)
-

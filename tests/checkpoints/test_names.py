@@ -170,21 +170,16 @@ def test_words_and_numbers_that_do_not_fit_are_told():
 
 
 def test_a_model_goes_through_every_format_and_comes_back(tmp_path):
-    """The same model, and the same bytes of tensors in the file."""
-    task = "sequence_classification"
-    first = Pretrained(
-        CONFIG, random_params(CONFIG, parts=HEADS[task].parts), make_tokenizer(131), task, ("a", "b", "c")
-    )
-    save_pretrained(first, tmp_path / "ours")
-    save_hf(tmp_path / "hf", *load_pretrained(tmp_path / "ours")[:5])
+    task, labels = "sequence_classification", ("a", "b", "c")
+    params, tokenizer = random_params(CONFIG, parts=HEADS[task].parts), make_tokenizer(131)
+    save_hf(tmp_path / "hf", CONFIG, params, tokenizer, task, labels)
     save_tf1(tmp_path / "tf1", *load_hf(tmp_path / "hf")[:5])
-    last = load_tf1(tmp_path / "tf1")
-    assert (last.config, last.task, last.labels) == (first.config, first.task, first.labels)
-    assert last.tokenizer.fingerprint == first.tokenizer.fingerprint
-    assert describe(last.params) == describe(first.params)
-    save_pretrained(Pretrained(*last[:5]), tmp_path / "again")
-    before, after = (load_pretrained(tmp_path / name).params for name in ("ours", "again"))
-    jax.tree.map(np.testing.assert_array_equal, after, before)
+    save_pretrained(Pretrained(*load_tf1(tmp_path / "tf1")[:5]), tmp_path / "ours")
+    found = load_pretrained(tmp_path / "ours")
+    assert (found.config, found.task, found.labels) == (CONFIG, task, labels)
+    assert found.tokenizer.fingerprint == tokenizer.fingerprint
+    assert describe(found.params) == describe(params)
+    jax.tree.map(np.testing.assert_array_equal, found.params, params)
 
 
 def test_parameters_of_another_dtype_are_saved_as_float32(tmp_path):
