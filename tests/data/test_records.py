@@ -4,7 +4,6 @@
 import json
 import os
 import shutil
-import time
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -51,17 +50,15 @@ def write_dataset(path, shards: list[np.ndarray], **row: int) -> np.ndarray:
     return np.concatenate(shards)
 
 
-@pytest.mark.parametrize("max_sequences", [1, 3])
-@pytest.mark.parametrize("sizes", [[10], [7, 3, 5, 4]])
+@pytest.mark.parametrize(("sizes", "max_sequences"), [([10], 1), ([7, 3, 5, 4], 3)])
 def test_gather_returns_the_rows_asked_for_in_their_order(tmp_path, sizes, max_sequences):
     rows = write_dataset(tmp_path / "data", [random_rows(size, seed, max_sequences) for seed, size in enumerate(sizes)])
     train = records.open_dataset(tmp_path / "data").train
     assert train.num_rows == len(rows) == train.num_sequences
     wanted = np.random.default_rng(0).integers(0, len(rows), 100)
-    for indices in (wanted, np.arange(len(rows)), wanted[:1], wanted[:0]):
+    for indices in (wanted, np.arange(len(rows)), wanted[:0]):
         got = train.gather(indices)
-        assert got.dtype == rows.dtype
-        assert got.tobytes() == rows[indices].tobytes()
+        assert got.dtype == rows.dtype and got.tobytes() == rows[indices].tobytes()
     got["lengths"] = 0  # a copy, not the file
 
 
@@ -94,24 +91,12 @@ def test_rows_with_predictions_come_back(tmp_path):
     assert "does not hold 8 rows" in refusal(tmp_path / "other")
 
 
-def test_gather_is_fast_enough_for_every_device(tmp_path):
-    dtype = records.row_dtype(128, 1, 30522)
-    assert dtype.itemsize == 281
-    shards = tuple(np.zeros((50_000, dtype.itemsize), np.uint8) for _ in range(4))
-    split = records.LocalRows(dtype, 200_000, shards, np.cumsum([50_000] * 4))
-    indices = np.random.default_rng(0).integers(0, split.num_rows, 100_000)
-    started = time.process_time()
-    for batch in indices.reshape(-1, 1000):
-        split.gather(batch)
-    assert len(indices) / (time.process_time() - started) > 300_000  # rows a second; measured: some millions
-
-
 @pytest.mark.parametrize(("vocab_size", "bytes_each"), [(256, 1), (257, 2), (65536, 2), (65537, 4)])
 def test_ids_take_the_smallest_type_that_holds_the_vocabulary(vocab_size, bytes_each):
     assert records.row_dtype(8, 1, vocab_size)["token_ids"].base.itemsize == bytes_each
 
 
-@pytest.mark.parametrize("row_length", [8, 13, 128])
+@pytest.mark.parametrize("row_length", [8, 13])
 def test_word_starts_survive_packing(row_length):
     bits = np.random.default_rng(row_length).random((5, row_length)) < 0.5
     packed = records.pack_word_starts(bits)
@@ -134,9 +119,16 @@ def refusal(path, **options) -> str:
     return str(caught.value)
 
 
+def read_manifest(path) -> dict:
+    return json.loads((path / records.MANIFEST).read_text())
+
+
+def write_manifest(path, content) -> None:
+    (path / records.MANIFEST).write_bytes(mutations.dump(content))
+
+
 def change_manifest(path, **changes) -> None:
-    manifest = json.loads((path / records.MANIFEST).read_text())
-    (path / records.MANIFEST).write_text(json.dumps(manifest | changes))
+    write_manifest(path, read_manifest(path) | changes)
 
 
 def test_a_good_data_set_opens(dataset):
@@ -147,13 +139,11 @@ def test_a_good_data_set_opens(dataset):
 
 
 def test_a_manifest_says_all_that_it_was_told(dataset):
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    manifest = read_manifest(dataset)
     numbers = manifest["splits"].pop("train")
-    assert (
-        numbers["sequences"] == 17
-        and list(map(set, numbers["shards"])) == [{"name", "rows", "bytes", "sha256", "blocks"}] * 2
-    )
-    for shard, rows in zip(numbers["shards"], (8, 9)):
+    assert numbers["sequences"] == 17
+    for shard, rows in zip(numbers["shards"], (8, 9), strict=True):
+        assert shard.keys() == {"name", "rows", "bytes", "sha256", "blocks"}
         content = (dataset / shard["name"]).read_bytes()
         assert (shard["rows"], shard["bytes"], shard["sha256"]) == (rows, len(content), sha256(content).hexdigest())
     counts = (dataset / "token_counts.npy").read_bytes()
@@ -169,8 +159,8 @@ def test_a_manifest_says_all_that_it_was_told(dataset):
         "note": 7,
     }
     about = records.open_about(resolve(dataset))
-    assert about.shards == numbers["shards"]
-    assert about.num_bytes == sum(shard["bytes"] for shard in numbers["shards"]) and about.url == ""
+    assert about.shards == numbers["shards"] and about.url == ""
+    assert about.num_bytes == sum(shard["bytes"] for shard in numbers["shards"])
 
 
 def test_a_data_set_at_a_url_is_copied(dataset, tmp_path, monkeypatch):
@@ -188,29 +178,25 @@ def test_a_data_set_at_a_url_is_copied(dataset, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("task", "special"), [("nsp", 3), ("sop", 3), ("none", 2)])
 def test_the_words_of_a_row_leave_out_what_is_no_text(dataset, task, special):
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    manifest = read_manifest(dataset)
     manifest["identity"]["options"]["next_sentence"] = task
-    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(dataset, manifest)
     with pytest.raises(InputError, match="does not say how many words its text has"):
         records.open_dataset(dataset).words_of_row  # noqa: B018
     manifest["splits"]["train"] |= {"words": 500, "fill": 0.75, "rows": 17, "tokens": 1000}
-    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(dataset, manifest)
     tokens = 0.75 * 17 * ROW_LENGTH - special * 17  # of the text; half as many words
     assert records.open_dataset(dataset).words_of_row == pytest.approx(tokens / 2 / 17)
 
 
 def test_the_tokenizer_is_the_one_that_the_manifest_names(dataset):
     (dataset / "tokenizer").mkdir()
-    vocab = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
-    (dataset / "tokenizer" / "vocab.txt").write_text(vocab)
-    (dataset / "tokenizer" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    with pytest.raises(
-        InputError, match=r'tokenizer is damaged or was replaced: .*\(fingerprint \w{12}, not "f{12}"\)'
-    ):
+    (dataset / "tokenizer" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na")
+    told = r'tokenizer is damaged or was replaced: .*\(fingerprint \w{12}, not "f{12}"\)'
+    with pytest.raises(InputError, match=told):
         records.open_dataset(dataset).load_tokenizer()
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
     tokenizer = load_tokenizer(dataset / "tokenizer")
-    change_manifest(dataset, tokenizer=manifest["tokenizer"] | {"fingerprint": tokenizer.fingerprint})
+    change_manifest(dataset, tokenizer=vars(TOKENIZER) | {"fingerprint": tokenizer.fingerprint})
     assert records.open_dataset(dataset).load_tokenizer().vocab == tokenizer.vocab
 
 
@@ -229,7 +215,7 @@ def test_the_tokenizer_is_the_one_that_the_manifest_names(dataset):
 )
 def test_the_record_of_a_part_is_whole_or_made_again(dataset, change, is_read):
     path = dataset / "part.json"
-    shard = json.loads((dataset / records.MANIFEST).read_text())["splits"]["train"]["shards"][0]
+    shard = read_manifest(dataset)["splits"]["train"]["shards"][0]
     record = shard | {"file": shard, "shards": [shard]} | (change or {})
     del record["blocks"]
     path.write_text("{" if change is None else json.dumps(record))
@@ -263,29 +249,22 @@ def test_a_manifest_of_something_else_is_refused(dataset, content, expected):
     assert expected in refusal(dataset, tokenizer_fingerprint="f" * 64)
 
 
-def test_missing_and_truncated_shards(dataset):
-    shard = dataset / records.shard_name("train", 1, 2)
-    os.truncate(shard, shard.stat().st_size - 1)
-    assert f"{shard} has" in refusal(dataset, verify=False)
-    shard.unlink()
-    assert f"{shard} is missing" in refusal(dataset, verify=False)
-
-
 def test_a_missing_shard_is_named_before_a_damaged_one(dataset):
     """Sizes cost nothing, and checksums read all bytes."""
     first, second = (dataset / records.shard_name("train", number, 2) for number in range(2))
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert f"{first} is damaged" in refusal(dataset)
+    os.truncate(second, second.stat().st_size - 1)
+    assert f"{second} has" in refusal(dataset, verify=False)
     second.unlink()
     assert f"{second} is missing" in refusal(dataset)
 
 
 @pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
-@pytest.mark.parametrize("place", [-1, -40])
-def test_a_flipped_bit(dataset, name, place):
+def test_a_flipped_bit(dataset, name):
     content = bytearray((dataset / name).read_bytes())
-    content[place] ^= 1
+    content[-40] ^= 1
     (dataset / name).write_bytes(content)
     assert f"{dataset / name} is damaged" in refusal(dataset)
     records.open_dataset(dataset, verify=False)  # what is not asked for is not read
@@ -326,13 +305,13 @@ def test_too_few_rows_are_a_bug_that_is_noticed(tmp_path):
 
 def test_every_wrong_type_in_a_manifest_is_one_line(dataset):
     """Each value of it in turn is another one, or missing: a data set that opens, or a line for the user."""
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    manifest = read_manifest(dataset)
     del manifest["made_with"], manifest["note"]  # for people
     messages = []
     for path in mutations.places(manifest):
         changed = [mutations.replaced(manifest, path, wrong) for wrong in mutations.WRONG]
         for content in [*changed, *([mutations.without(manifest, path)] if path else [])]:
-            (dataset / records.MANIFEST).write_bytes(mutations.dump(content))
+            write_manifest(dataset, content)
             messages.append(mutations.outcome(lambda: pretrain_reads(dataset)))
     assert sum(map(bool, messages)) > 0.9 * len(messages)
 
@@ -364,37 +343,40 @@ def pretrain_reads(path) -> None:
     ],
 )
 def test_a_manifest_says_what_stands_where(dataset, path, wrong, expected):
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
-    (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.replaced(manifest, path, wrong)))
+    manifest = read_manifest(dataset)
+    write_manifest(dataset, mutations.replaced(manifest, path, wrong))
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     assert f"{dataset / records.MANIFEST}: {expected} - at `${place}`" in refusal(dataset)
 
 
 def test_the_smallest_manifest_is_read_and_one_that_lacks_a_field_is_not(dataset):
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
-    least = manifest | {"row": {"length": 1, "max_sequences": 1, "predictions": 0}}
-    least |= {"tokenizer": manifest["tokenizer"] | {"vocab_size": 1}}
-    least["splits"]["train"]["shards"][0]["blocks"] = {"rows": 1, "crc32c": ""}
-    (dataset / records.MANIFEST).write_text(json.dumps(least))
-    assert "does not hold the counts of 1 tokens" in refusal(dataset)
-    (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.without(manifest, ("row", "length"))))
+    manifest = read_manifest(dataset)
+    write_manifest(dataset, mutations.without(manifest, ("row", "length")))
     assert "manifest.json: Object missing required field `length` - at `$.row`" in refusal(dataset)
+    manifest["row"] = {"length": 1, "max_sequences": 1, "predictions": 0}
+    manifest["tokenizer"]["vocab_size"] = 1
+    manifest["splits"]["train"]["shards"][0]["blocks"] = {"rows": 1, "crc32c": ""}
+    write_manifest(dataset, manifest)
+    assert "does not hold the counts of 1 tokens" in refusal(dataset)
 
 
 @pytest.mark.parametrize("name", ["../outside.npy", "{absolute}", "a/../../outside.npy", "x\0y"])
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(dataset, name):
     """Also where the file is there and has the checksum."""
-    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    manifest = read_manifest(dataset)
     shard = manifest["splits"]["train"]["shards"][0]
     outside = dataset.parent / "outside.npy"
     shutil.copy(dataset / shard["name"], outside)
     shard["name"] = name.format(absolute=outside)
-    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(dataset, manifest)
     assert "at `$.splits.train.shards[0].name`" in refusal(dataset)
 
 
-@pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"[" * 60 + b"]", b"{'descr': '<i8', 'shape': (-1,), "])
-@pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [("train-00001-of-00002.npy", header) for header in (b"{'descr': (", b"[" * 60 + b"]", b"{'shape': (-1,), ")]
+    + [(records.TOKEN_COUNTS, b"\0" * 20)],
+)
 def test_a_header_that_is_no_header_is_one_line(dataset, name, header):
     content = bytearray((dataset / name).read_bytes())
     content[10 : 10 + len(header)] = header
