@@ -17,17 +17,14 @@ from bert_jax.storage import files
 
 
 def random_lengths(rng: np.random.Generator, row_length: int) -> np.ndarray:
-    """Returns up to a thousand lengths: even, clustered, or mostly short ones with some full ones."""
-    num_sequences = int(rng.choice([1, 2, 30, 1000]))
-    kind = rng.integers(4)
+    """Returns up to a thousand lengths: even, clustered, or all equal."""
+    count, kind = int(rng.choice([1, 2, 30, 1000])), rng.integers(3)
     if kind == 0:
-        lengths = rng.integers(1, row_length + 1, num_sequences)
+        lengths = rng.integers(1, row_length + 1, count)
     elif kind == 1:
-        lengths = rng.normal(row_length * rng.random(), row_length / 8, num_sequences).astype(int)
-    elif kind == 2:
-        lengths = rng.geometric(6 / row_length, num_sequences)
+        lengths = rng.normal(row_length * rng.random(), row_length / 8, count).astype(int)
     else:
-        lengths = np.full(num_sequences, rng.integers(1, row_length + 1))
+        lengths = np.full(count, rng.integers(1, row_length + 1))
     return np.clip(lengths, 1, row_length)
 
 
@@ -46,8 +43,6 @@ def test_every_sequence_has_one_place_and_no_row_is_overfull(max_per_row):
         assert (np.where(rows == EMPTY, 0, lengths[rows]).sum(axis=1) <= row_length).all()
         assert (rows[:, 0] != EMPTY).all() and ((rows[:, 1:] == EMPTY) >= (rows[:, :-1] == EMPTY)).all()
         assert plan.combinations.sum(axis=1) @ plan.counts == lengths.sum()
-        again = plan_packing(np.bincount(lengths, minlength=row_length + 1), row_length, max_per_row)
-        assert np.array_equal(assign(lengths, again, seed=1), rows)
 
 
 def test_pairs_are_the_best_there_are():
@@ -62,18 +57,6 @@ def test_pairs_are_the_best_there_are():
         assert plan_packing(np.bincount(lengths), 50, 2).num_rows == fewest
 
 
-def first_fit(lengths: np.ndarray, row_length: int, max_per_row: int) -> int:
-    """Returns how many rows best-fit decreasing needs."""
-    rows: list[list[int]] = []
-    for length in sorted(lengths.tolist(), reverse=True):
-        fitting = [row for row in rows if len(row) < max_per_row and sum(row) + length <= row_length]
-        if fitting:
-            max(fitting, key=sum).append(length)
-        else:
-            rows.append([length])
-    return len(rows)
-
-
 def wikipedia_like(num_sequences: int) -> np.ndarray:
     """Returns a histogram like that of Wikipedia at 512: a quarter full, the others mostly short, half padding."""
     lengths = np.arange(1, 513)
@@ -83,25 +66,15 @@ def wikipedia_like(num_sequences: int) -> np.ndarray:
     return np.round(np.concatenate([[0], num_sequences * shape / shape.sum()])).astype(np.int64)
 
 
-def test_plans_beat_best_fit_decreasing():
-    rng = np.random.default_rng(3)
-    for _ in range(25):
-        lengths = random_lengths(rng, 64)[:300]
-        ours = plan_packing(np.bincount(lengths), 64, 3).num_rows
-        assert ours <= 1.02 * first_fit(lengths, 64, 3) + 1
-    histogram = wikipedia_like(1000)
-    ours = plan_packing(histogram, 512, 3).num_rows
-    assert ours < 0.95 * first_fit(np.repeat(np.arange(513), histogram), 512, 3)
-
-
 def test_rows_of_512_are_full_with_three_sequences_and_planned_in_a_second():
-    for num_sequences in (50_000, 16_000_000):
-        histogram = wikipedia_like(num_sequences)
-        assert 0.48 < histogram @ np.arange(513) / (512 * histogram.sum()) < 0.53
-        started = time.process_time()
-        plan = plan_packing(histogram, 512, 3)
-        assert time.process_time() - started < 1  # measured: 0.1
-        assert histogram @ np.arange(513) / (512 * plan.num_rows) > 0.993
+    """Of as many sequences as all of Wikipedia has."""
+    histogram = wikipedia_like(16_000_000)
+    tokens = histogram @ np.arange(513)
+    assert 0.48 < tokens / (512 * histogram.sum()) < 0.53
+    started = time.process_time()
+    plan = plan_packing(histogram, 512, 3)
+    assert time.process_time() - started < 1  # measured: 0.1
+    assert tokens / (512 * plan.num_rows) > 0.993
 
 
 def test_rows_are_those_of_earlier_versions():
@@ -184,9 +157,6 @@ def test_a_packed_data_set_has_the_same_sequences_in_fewer_rows(unpacked, packed
         assert (said["rows"], said["sequences"]) == (rows.num_rows, rows.num_sequences)
         assert said["fill"] == round(filled / (rows.num_rows * 32), 4) > before.manifest["splits"][split]["fill"]
     assert len(after.train.shards) == len(before.train.shards) == 3
-    text = unpacked.parent / "text.txt"
-    assert before.manifest["inputs"] == {"names": ["text.txt"], "files": 1, "bytes": text.stat().st_size}
-    assert after.manifest["inputs"] == before.manifest["inputs"]
 
 
 def test_options_name_packing_only_where_rows_are_packed(unpacked, packed):
