@@ -37,20 +37,14 @@ def run_tool(tool: str, *flags: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("options", [pytest.param(["--shards=3", "--pack=2"], marks=needs_beam)])
 def test_a_pipeline_cuts_the_same_passages(tmp_path, flags, options):
     """Of three files without blank lines, two of them the same, with a line at which the splitter panicked."""
-    _, tokenizer = flags
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number, words in enumerate((WORDS[:35], WORDS[35:])):
-        lines = [
-            " ".join(words[place % 35] for place in range(start, start + 9)) + " C\u00a0." for start in range(2500)
-        ]
-        (folder / f"{number}.txt").write_text("\n".join(lines))
-    (folder / "copy.txt").write_text((folder / "0.txt").read_text())
-    flags = [f"--input={folder}/*.txt", tokenizer, *OPTIONS, *options]
-    done = run_tool("prepare_corpus", *flags, f"--output={tmp_path}/one", "--workers=2")
-    assert done.returncode == 0 and "long documents were cut" in done.stderr, done.stderr
-    done = run_tool("prepare_beam", *flags, f"--output={tmp_path}/other", TWO_WORKERS)
-    assert done.returncode == 0 and "long documents were cut" in done.stderr, done.stderr
+    (tmp_path / "text").mkdir()
+    for name, words in (("0", WORDS[:35]), ("1", WORDS[35:]), ("copy", WORDS[:35])):
+        lines = [" ".join(words[place % 35] for place in range(start, start + 9)) for start in range(2500)]
+        (tmp_path / "text" / f"{name}.txt").write_text(" C\u00a0.\n".join(lines))
+    flags = [f"--input={tmp_path}/text/*.txt", flags[1], *OPTIONS, *options]
+    for tool, place, workers in (("prepare_corpus", "one", "--workers=2"), ("prepare_beam", "other", TWO_WORKERS)):
+        done = run_tool(tool, *flags, f"--output={tmp_path}/{place}", workers)
+        assert done.returncode == 0 and "long documents were cut" in done.stderr, done.stderr
     assert contents(tmp_path / "other") == contents(tmp_path / "one")
 
 

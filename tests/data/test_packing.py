@@ -45,18 +45,6 @@ def test_every_sequence_has_one_place_and_no_row_is_overfull(max_per_row):
         assert plan.combinations.sum(axis=1) @ plan.counts == lengths.sum()
 
 
-def test_pairs_are_the_best_there_are():
-    """With two to a row, taking the longest and the longest that goes with it needs the fewest rows."""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        lengths = np.sort(random_lengths(rng, 50))
-        first, last, fewest = 0, len(lengths) - 1, 0
-        while first <= last:  # the shortest goes with the longest that it fits to
-            first += lengths[first] + lengths[last] <= 50
-            last, fewest = last - 1, fewest + 1
-        assert plan_packing(np.bincount(lengths), 50, 2).num_rows == fewest
-
-
 def wikipedia_like(num_sequences: int) -> np.ndarray:
     """Returns a histogram like that of Wikipedia at 512: a quarter full, the others mostly short, half padding."""
     lengths = np.arange(1, 513)

@@ -10,21 +10,17 @@ from bert_jax import InputError, quantize
 from bert_jax.data.vectors import unit
 
 
-def test_codes_are_steps_between_the_ranges():
+@pytest.mark.parametrize("of", [slice(None), slice(20)], ids=["of all", "given"])
+def test_codes_are_steps_between_the_ranges(of):
     vectors = np.random.default_rng(0).normal(size=(50, 11)).astype(np.float32)
     vectors[:, 3] = 0.25  # a dimension without a range
-    ranges = np.stack([vectors[:20].min(axis=0), vectors[:20].max(axis=0)])
-    for given in (None, ranges):
-        low, high = (vectors.min(axis=0), vectors.max(axis=0)) if given is None else given
-        steps = [np.float32(each) / np.float32(255) or np.float32(1) for each in high - low]
-        expected = [
-            [min(max(math.floor((value - start) / step), 0), 255) for value, start, step in zip(row, low, steps)]
-            for row in vectors
-        ]
-        codes = quantize(vectors, "uint8", given)
-        assert codes.dtype == np.uint8 and codes.tolist() == expected
-        less = quantize(vectors, "int8", given)
-        assert less.dtype == np.int8 and (less.astype(int) + 128).tolist() == expected
+    low, high = ranges = np.stack([vectors[of].min(axis=0), vectors[of].max(axis=0)])
+    steps = [np.float32(each) / np.float32(255) or np.float32(1) for each in high - low]
+    expected = np.clip([[math.floor(each) for each in row] for row in (vectors - low) / steps], 0, 255)
+    given = None if of == slice(None) else ranges
+    codes, less = quantize(vectors, "uint8", given), quantize(vectors, "int8", given)
+    assert codes.dtype == np.uint8 and codes.tolist() == expected.tolist()
+    assert less.dtype == np.int8 and (less.astype(int) + 128).tolist() == expected.tolist()
     assert codes.min() == 0 and codes.max() == 255 and not codes[:, 3].any()
 
 

@@ -94,16 +94,18 @@ def test_ranges_of_examples_are_the_whole(source):
 
 
 def test_the_fingerprint_is_of_data_split_and_feature(tmp_path, data_dir, monkeypatch):
-    sources = ["tfds:poems", "tfds:poems:test", "tfds:poems:train:comment", "tfds:letters"]
-    fingerprints = [corpus.contents_of(source)[0][1] for source in sources]
-    assert len(set(fingerprints)) == 4
-    assert corpus.contents_of("tfds:poems:1.2.0:train:text")[0][1] == fingerprints[0]
-    shutil.copytree(data_dir, tmp_path / "moved")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "moved"))
-    assert corpus.contents_of("tfds:poems")[0][1] == fingerprints[0]
-    shutil.rmtree(tmp_path / "moved" / "poems")
-    build(tmp_path / "moved", "poems", ["text", "comment"], num_examples=59)
-    assert corpus.contents_of("tfds:poems")[0][1] != fingerprints[0]
+    def fingerprint(source: str) -> str:
+        return corpus.contents_of(source)[0][1]
+
+    first = fingerprint("tfds:poems")
+    assert first == fingerprint("tfds:poems:1.2.0:train:text")
+    assert len({first, *map(fingerprint, ("tfds:poems:test", "tfds:poems:train:comment", "tfds:letters"))}) == 4
+    shutil.copytree(data_dir / "poems", tmp_path / "poems")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    assert fingerprint("tfds:poems") == first
+    shutil.rmtree(tmp_path / "poems")
+    build(tmp_path, "poems", ["text", "comment"], num_examples=59)
+    assert fingerprint("tfds:poems") != first
 
 
 def test_no_tensorflow_is_imported():
