@@ -46,13 +46,6 @@ def test_instances_are_the_references(name):
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == golden["sha256"]
 
 
-def test_each_duplicate_cuts_anew():
-    golden = GOLDENS["nsp_usual"]
-    once, twice = make(golden, duplicates=1), make(golden, duplicates=2)
-    assert len(np.unique(once)) == len(once)
-    assert len(np.unique(twice)) > 1.8 * len(once)
-
-
 @pytest.mark.parametrize("name", ["nsp_usual", "nsp_never_short", "nsp_sentences_too_long"])
 def test_none_covers_every_token_once_with_whole_sentences(name):
     golden = GOLDENS[name]
