@@ -43,13 +43,6 @@ for function, *rest in ((check_file,), (write_json, 1)):
     assert run.stdout == f"cannot write {path}: Permission denied; check its permissions or choose another place\n" * 2
 
 
-def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
-    for name in ("b.txt", "a.txt", "c.gz"):
-        (tmp_path / name).write_text("x")
-    found = files.expand_globs(f"{tmp_path}/c.gz, {tmp_path}/*.txt,{tmp_path}/a*")
-    assert [os.path.basename(path) for path in found] == ["c.gz", "a.txt", "b.txt"]
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_too_many_open_files_are_said_with_what_helps(number):
     with pytest.raises(InputError, match=r"cannot read x\.txt: .*; raise the limit, for example with ulimit -n 65536"):
@@ -65,27 +58,6 @@ def test_compression_is_recognised_by_the_first_bytes(tmp_path, name, compress):
     assert files.is_compressed(str(tmp_path / name)) == (compress is not bytes)
     with files.open_binary(str(tmp_path / name)) as stream:
         assert stream.read() == b"text"
-
-
-def test_zstd_of_many_frames_is_read_whole_and_by_lines(tmp_path):
-    rng = random.Random(0)
-    lines = [bytes(rng.choices(b"abcdef", k=rng.randint(0, 300))) + b"\n" for _ in range(5000)]
-    data = b"".join(lines)
-    cuts = [0, 1, 2, *sorted(rng.sample(range(3, len(data)), 50)), len(data)]
-    frames = [zstd.compress(data[start:end]) for start, end in zip(cuts, cuts[1:])]
-    (tmp_path / "frames").write_bytes(b"".join(frames) + zstd.compress(b""))
-    for read, expected in ((list, lines), (lambda stream: stream.read(), data)):
-        with files.open_binary(str(tmp_path / "frames")) as stream:
-            assert read(stream) == expected
-
-
-@pytest.mark.parametrize("num_bytes", [5, 1000, -1])
-def test_zstd_that_was_cut_off_is_an_error(tmp_path, num_bytes):
-    whole = zstd.compress(bytes(random.Random(0).choices(b"abcdef \n", k=100_000)))
-    for content in (whole[:num_bytes], whole + whole[:num_bytes]):
-        (tmp_path / "text.zst").write_bytes(content)
-        with pytest.raises(InputError, match=r"text\.zst is damaged or another kind of file"):
-            files.read_whole(str(tmp_path / "text.zst"), "text.zst")
 
 
 def test_zstd_with_a_long_window_and_skippable_frames(tmp_path):
@@ -104,11 +76,6 @@ def test_zstd_with_a_long_window_and_skippable_frames(tmp_path):
         path.write_bytes(whole + end)
         with pytest.raises(InputError, match="long is damaged or another") if end else contextlib.nullcontext():
             assert files.read_whole(str(path), "long") == text + text
-
-
-def test_what_cannot_be_opened_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read .*nothing: No such file"):
-        files.open_binary(str(tmp_path / "nothing"))
 
 
 def test_a_failed_block_leaves_what_was_there(tmp_path):
@@ -253,13 +220,6 @@ def test_a_copy_is_kept_until_the_file_changes(bucket, cache, monkeypatch):
     bucket.pipe("/b/text.txt", b"other")
     assert Path(urls.local_copy("memory://b/text.txt")).read_bytes() == b"other"
     assert urls.local_copy("/some/path") == "/some/path"
-
-
-def test_a_directory_whose_files_have_no_checksums_is_copied_again_when_one_changed(tmp_path, monkeypatch):
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    for content in (b"one", b"two"):
-        fsspec.filesystem("memory").pipe("/b/model/vocab.txt", content)
-        assert (urls.local_directory(RemotePath("memory://b/model")) / "vocab.txt").read_bytes() == content
 
 
 @pytest.fixture
