@@ -4,6 +4,8 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,6 +49,11 @@ def cache(source, tmp_path):
     cache.close()
 
 
+def first_of(cache, *blocks):
+    """Returns the first record of each of these blocks."""
+    return cache.gather(np.array(blocks, np.int64), np.zeros(len(blocks), np.int64))
+
+
 def wait_until(condition, seconds=20.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -64,16 +71,14 @@ def test_records_come_back_whatever_was_dropped_meanwhile(cache, source):
 
 
 def test_what_is_here_is_not_fetched_again(cache, source):
-    blocks = np.arange(12)
     for _ in range(5):
-        cache.gather(blocks, blocks)
+        first_of(cache, *range(12))
     assert sorted(source.asked) == list(range(12))
 
 
 def test_the_disk_holds_no_more_than_the_limit(cache):
-    everything = np.arange(BLOCKS)
     for _ in range(3):
-        cache.gather(everything, everything)
+        first_of(cache, *range(BLOCKS))
         status = os.fstat(cache._file.fileno())
         assert status.st_size == 12 * RECORDS * SIZE and status.st_blocks * 512 <= status.st_size + 4096
     assert status.st_nlink == 0  # nothing is left behind, even by a kill
@@ -84,24 +89,21 @@ def test_the_disk_holds_no_more_than_the_limit(cache):
 def test_what_is_wanted_stays(cache, source):
     cache.want(np.arange(6), due=0)
     wait_until(lambda: len(source.asked) == 6)
-    for block in range(6, BLOCKS):
-        cache.gather(np.array([block]), np.array([0]))
-    cache.gather(np.arange(6), np.arange(6))
-    assert len(source.asked) == BLOCKS
-    cache.release(np.arange(6))
-    for block in range(6, BLOCKS):
-        cache.gather(np.array([block]), np.array([0]))
-    before = len(source.asked)
-    cache.gather(np.arange(6), np.arange(6))
-    assert len(source.asked) == before + 6
+    for wanted in (True, False):
+        for block in range(6, BLOCKS):
+            first_of(cache, block)
+        before = len(source.asked)
+        first_of(cache, *range(6))
+        assert len(source.asked) == before + (0 if wanted else 6)
+        cache.release(np.arange(6))
 
 
 def test_a_block_that_two_want_stays_until_both_let_go(cache, source):
     for due in (0, 5):
         cache.want(np.array([1]), due)
     cache.release(np.array([1]))
-    cache.gather(np.repeat(np.arange(2, BLOCKS), 2), np.zeros(2 * BLOCKS - 4, np.int64))
-    cache.gather(np.array([1]), np.array([3]))
+    first_of(cache, *range(2, BLOCKS))
+    first_of(cache, 1)
     assert source.asked.count(1) == 1
 
 
@@ -111,10 +113,9 @@ def test_what_is_due_first_is_fetched_first_and_what_is_waited_for_before_all(tm
     assert sum(thread.name.startswith("fetch-") for thread in threading.enumerate()) >= 1
     cache.want(np.array([0]), 0)
     wait_until(lambda: cache._fetching == {0})
-    cache.want(np.array([7]), 30)
-    cache.want(np.array([5]), 20)
-    cache.want(np.array([8]), 40)
-    waiting = threading.Thread(target=lambda: cache.gather(np.array([9]), np.array([0])))
+    for block, due in ((7, 30), (5, 20), (8, 40)):
+        cache.want(np.array([block]), due)
+    waiting = threading.Thread(target=first_of, args=(cache, 9))
     waiting.start()
     wait_until(lambda: 9 in cache._wanted)
     cache.want(np.array([6]), 10)
@@ -130,11 +131,11 @@ def test_an_error_is_raised_where_the_block_is_needed_and_only_there(cache, sour
     source.fails = {3}
     cache.want(np.arange(6), due=0)
     wait_until(lambda: len(source.asked) == 6)
-    cache.gather(np.array([2, 4]), np.array([0, 0]))
+    first_of(cache, 2, 4)
     with pytest.raises(StoppedError, match="no block 3"):
-        cache.gather(np.array([2, 3]), np.array([0, 0]))
+        first_of(cache, 2, 3)
     source.fails = set()
-    np.testing.assert_array_equal(cache.gather(np.array([3]), np.array([7])), DATA[[3], [7]])
+    np.testing.assert_array_equal(first_of(cache, 3), DATA[[3], 0])
 
 
 def test_a_full_disk_is_named(cache, source, monkeypatch):
@@ -143,7 +144,7 @@ def test_a_full_disk_is_named(cache, source, monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StoppedError, match=r"cache: No space left on device; free some space"):
-        cache.gather(np.array([1]), np.array([0]))
+        first_of(cache, 1)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, source):
@@ -154,46 +155,34 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, source):
 
 def test_who_waits_is_told_that_the_cache_was_closed(cache, source):
     source.open.clear()
-    raised = []
-
-    def wait():
-        try:
-            cache.gather(np.array([1]), np.array([0]))
-        except RuntimeError as error:
-            raised.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    wait_until(lambda: 1 in cache._wanted)
-    cache.close()
-    waiting.join(20)
-    assert len(raised) == 1
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first_of, cache, 1)
+        wait_until(lambda: 1 in cache._wanted)
+        cache.close()
+        with pytest.raises(RuntimeError, match="the cache was closed"):
+            waiting.result(20)
 
 
 def test_the_file_stays_until_what_is_being_read_has_been_read(cache, monkeypatch):
     """A read beyond the end of a file that is mapped ends the process."""
-    begun, may_end, found = threading.Event(), threading.Event(), []
+    begun, may_end = threading.Event(), threading.Event()
     records = cache._records
 
-    class Slow:
-        def take(self, *arguments, **options):
-            begun.set()
-            may_end.wait()
-            return records.take(*arguments, **options)
+    def take(*arguments, **options):
+        begun.set()
+        may_end.wait()
+        return records.take(*arguments, **options)
 
-    monkeypatch.setattr(cache, "_records", Slow())
-    reading = threading.Thread(target=lambda: found.append(cache.gather(np.array([3]), np.array([4]))))
-    reading.start()
-    assert begun.wait(20)
-    closing = threading.Thread(target=cache.close)
-    closing.start()
-    wait_until(lambda: cache._closed)
-    closing.join(0.2)
-    assert closing.is_alive() and os.fstat(cache._file.fileno()).st_size > 0
-    may_end.set()
-    for thread in (reading, closing):
-        thread.join(20)
-    np.testing.assert_array_equal(found[0], DATA[3, 4][None])
+    monkeypatch.setattr(cache, "_records", SimpleNamespace(take=take))
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(first_of, cache, 3)
+        assert begun.wait(20)
+        closing = pool.submit(cache.close)
+        wait_until(lambda: cache._closed)
+        time.sleep(0.2)
+        assert not closing.done() and os.fstat(cache._file.fileno()).st_size > 0
+        may_end.set()
+        np.testing.assert_array_equal(reading.result(20), DATA[[3], 0])
     assert os.fstat(cache._file.fileno()).st_size == 0
     with pytest.raises(RuntimeError, match="the cache was closed"):  # of a block that is here, too
-        cache.gather(np.array([3]), np.array([4]))
+        first_of(cache, 3)
