@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from builders import message
 from described import write_described
 from hf_models import make_tokenizer
 from read_models import load_hf_tokenizer
@@ -56,9 +57,7 @@ def change(path, **values):
 def test_what_is_not_berts_is_refused(repository, tmp_path, file, values, problem):
     save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 512)
     change(tmp_path / file, **values)
-    with pytest.raises(InputError) as caught:
-        load_hf_tokenizer(tmp_path)
-    assert problem in str(caught.value) and "\n" not in str(caught.value)
+    assert problem in message(load_hf_tokenizer, tmp_path)
 
 
 def test_capitals_in_the_vocabulary_decide_where_no_file_does(repository, tmp_path):
@@ -81,8 +80,7 @@ def test_a_token_of_blanks_in_tokenizer_json_is_saved_and_read_as_it_is(tokenize
 
 
 @pytest.mark.parametrize("option", ["lowercase", "strip_accents", "handle_chinese_chars"])
-@pytest.mark.parametrize("kind", ["BertTokenizer", "PreTrainedTokenizerFast"])
-@pytest.mark.parametrize("left_out", ["", "vocab.txt"])
+@pytest.mark.parametrize(("kind", "left_out"), [("BertTokenizer", ""), ("PreTrainedTokenizerFast", "vocab.txt")])
 def test_options_of_tokenizer_json_alone_are_those_of_the_vocabulary_too(tokenizer, tmp_path, option, kind, left_out):
     """`prepare_corpus --tokenizer` reads a directory as the model in it does."""
     save_hf_tokenizer(tmp_path, tokenizer, 64)
@@ -123,7 +121,7 @@ def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
     assert load_hf_tokenizer(tmp_path)[0].kind == "tokenizers"
 
 
-@pytest.mark.parametrize("longest", [5, 200, 300])
+@pytest.mark.parametrize("longest", [5, 200])
 def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest):
     save_hf_tokenizer(tmp_path, tokenizer, 64)
     model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
@@ -178,13 +176,10 @@ def test_the_relatives_come_back_as_they_were(tmp_path, kind):
     assert json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["model_max_length"] == 512
 
 
-def test_a_side_of_cutting_that_is_not_kept_is_said(tmp_path):
-    save_hf_tokenizer(tmp_path, make_tokenizer(131), 512)
-    write_described(tmp_path / "there", "roberta", tokenizer_class="RobertaTokenizer")
-    for directory in (tmp_path, tmp_path / "there"):
-        for side in ("left", "right"):
-            change(directory / "tokenizer_config.json", truncation_side=side)
-            notes = load_hf_tokenizer(directory)[1]
-            assert [note.partition(";")[0] for note in notes] == ['truncation_side "left" is not kept'] * (
-                side == "left"
-            )
+@pytest.mark.parametrize(("side", "said"), [("left", ['truncation_side "left" is not kept']), ("right", [])])
+def test_a_side_of_cutting_that_is_not_kept_is_said(tmp_path, side, said):
+    save_hf_tokenizer(tmp_path / "bert", make_tokenizer(131), 512)
+    write_described(tmp_path / "other", "roberta", tokenizer_class="RobertaTokenizer")
+    for name in ("bert", "other"):
+        change(tmp_path / name / "tokenizer_config.json", truncation_side=side)
+        assert [note.partition(";")[0] for note in load_hf_tokenizer(tmp_path / name)[1]] == said

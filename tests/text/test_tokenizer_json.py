@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from builders import tiny_model
+from builders import message, tiny_model
 from described import KINDS, LINES, unigram_of_xlmr, write_described
 from hf_models import random_params
 from tokenizers import normalizers
@@ -26,7 +25,7 @@ from bert_jax.checkpoints.grow import grow
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.records import open_dataset, unpack_word_starts
+from bert_jax.data.records import open_dataset
 from bert_jax.inference.predict import fill_masks
 from bert_jax.text.bert_json import is_plain
 from bert_jax.text.fitting import join_texts
@@ -52,17 +51,18 @@ def library(directory):
 
 
 def test_ids_are_the_librarys(tokenizer, library):
-    for text in (*LINES[:20], "", " ", "a", " a b", "\n東京\n", "e\u0301", "x" * 300):
-        assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
-    ids, counts = tokenizer.encode_arrays([*LINES[:5], "", TEXT])
-    assert ids.tolist() == [index for text in (*LINES[:5], "", TEXT) for index in tokenizer.encode(text)]
-    assert counts[-2] == 0
+    texts = (*LINES[:20], "", " ", "a", " a b", "\n東京\n", "e\u0301", "x" * 300)
+    wanted = [library.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [tokenizer.encode(text) for text in texts] == wanted
+    ids, counts = tokenizer.encode_arrays(texts)
+    assert ids.tolist() == [index for each in wanted for index in each] and counts.tolist() == [*map(len, wanted)]
     assert tokenizer.kind == "tokenizers" and tokenizer.vocab_size == library.get_vocab_size()
 
 
 def test_rows_are_those_of_the_files_template(tokenizer, library):
-    batch = make_batch(tokenizer, [("The jumpers", "a call"), ("new", "")], 64)
-    for row, pair in enumerate([("The jumpers", "a call"), ("new", "")]):
+    pairs = [("The jumpers", "a call"), ("new", "")]
+    batch = make_batch(tokenizer, pairs, 64)
+    for row, pair in enumerate(pairs):
         wanted = library.encode(*pair)
         real = np.asarray(batch.sequence_ids[row]) > 0
         assert batch.token_ids[row][real].tolist() == wanted.ids
@@ -147,21 +147,21 @@ def test_word_starts(directory, tokenizer):
     assert tokenizer.word_starts[list(tokenizer.special_ids)].all()
 
 
+@pytest.mark.parametrize("directory", ["modernbert", "roberta", "mpnet"], indirect=True)
 def test_rows_of_a_data_set_are_those_of_the_template(directory, tokenizer, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("\n".join(LINES[first : first + 9]) for first in range(0, len(LINES), 9)))
     options = PrepareOptions(max_seq_length=64, duplicates=1, holdout_rate=0.2)
     prepare(str(text), str(directory), str(tmp_path / "data"), options, 1)
     dataset = open_dataset(str(tmp_path / "data"))
-    rows = dataset.train.gather(np.arange(dataset.train.num_rows))
     assert dataset.load_tokenizer().fingerprint == tokenizer.fingerprint
+    rows = dataset.train.gather(np.arange(dataset.train.num_rows))
     for ids, length, first in zip(rows["token_ids"], rows["lengths"][:, 0], rows["first_lengths"][:, 0]):
         ends = np.flatnonzero(ids[:length] == tokenizer.sep_id).tolist()
         assert ids[0] == tokenizer.cls_id and ends[-1] == length - 1
         assert len(ends) == tokenizer.template.separators + 1
         assert first == (ends[-2] + 1 if tokenizer.template.second_type else length)
         assert (ids[length:] == tokenizer.pad_id).all()
-    assert unpack_word_starts(rows["word_starts"], 64).any()
 
 
 # What is chosen
@@ -202,11 +202,7 @@ def change(backend, path, value):
         (["model", "end_of_word_suffix"], "</w>", 'end with "</w>", so they do not say where words begin'),
         (["model", "vocab", "far"], 10**9, "tokens have ids up to 1000000000"),
         (["model", "merges", "+"], ["a", "nowhere"], "(Exception: Token `nowhere` out of vocabulary"),
-        (
-            ["normalizer"],
-            {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
-            "(RuntimeError: Precompiled",
-        ),
+        (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "(RuntimeError: Precompiled"),
         (["added_tokens", 4, "id"], 77, 'give "i" and "<mask>" the same id, 77'),
         (["post_processor"], None, "its post_processor"),
         (["post_processor", "cls"], ["<none>", 9], 'cls_token "<none>" is not in the vocabulary of 380 tokens'),
@@ -217,9 +213,8 @@ def test_what_cannot_be_computed_is_named(tmp_path, path, value, problem):
     backend = json.loads((tmp_path / "tokenizer.json").read_text())
     change(backend, path, value)
     (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
-    with pytest.raises(InputError) as caught:
-        load_tokenizer(tmp_path)
-    assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
+    told = message(load_tokenizer, tmp_path)
+    assert problem in told and str(tmp_path) in told
 
 
 @pytest.mark.parametrize("name", ["<blank>", {"content": "<blank>"}])
@@ -238,21 +233,13 @@ def test_special_tokens_are_those_of_the_settings(tmp_path, name):
 FEW = {token: number for number, token in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
 
 
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+
 @pytest.mark.parametrize(
     ("changes", "text", "problem"),
     [
-        (
-            {
-                "pre_tokenizer": {
-                    "type": "Split",
-                    "pattern": {"Regex": "(a+)+$"},
-                    "behavior": "Isolated",
-                    "invert": False,
-                }
-            },
-            "a" * 40 + "!",
-            "retry-limit-in-match over",
-        ),
+        ({"pre_tokenizer": ENDLESS}, "a" * 40 + "!", "retry-limit-in-match over"),
         ({"model": {"type": "WordLevel", "unk_token": "[NO]", "vocab": FEW}}, "\u2603", "Missing"),
     ],
 )
@@ -263,12 +250,10 @@ def test_a_text_on_which_the_library_fails_is_one_line(tmp_path, changes, text, 
     (tmp_path / "tokenizer.json").write_text(json.dumps(backend | changes))
     (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "b", "tokenizer_class": "PreTrainedTokenizerFast"}')
     found = load_tokenizer(tmp_path)
-    calls = (found.encode, lambda text: found.encode(text, True), found.encode_with_offsets)
-    for call in (*calls, lambda text: found.encode_arrays(["a", text, "b"])):
-        with pytest.raises(InputError) as caught:
-            call(text)
-        assert f"fails on the text {json.dumps(text)[:40]}" in str(caught.value) and problem in str(caught.value)
-        assert str(caught.value).isprintable()
+    for call, *more in ((found.encode,), (found.encode, True), (found.encode_with_offsets,)):
+        told = message(call, text, *more)
+        assert f"fails on the text {json.dumps(text)[:40]}" in told and problem in told and told.isprintable()
+    assert problem in message(found.encode_arrays, ["a", text, "b"])
     assert found.encode("a") == [4]
 
 
@@ -321,6 +306,7 @@ def test_sizes_that_do_not_fit_are_named():
 # With models
 
 
+@pytest.mark.parametrize("directory", ["roberta", "xlmr", "mpnet"], indirect=True)
 def test_a_model_fills_its_own_mask_and_goes_to_hugging_face_and_back(directory, tokenizer, tmp_path):
     config = tiny_model(vocab_size=tokenizer.vocab_size, type_vocab_size=2)
     params = random_params(config, parts=("pooler", "mlm", "next_sentence"))
@@ -332,11 +318,8 @@ def test_a_model_fills_its_own_mask_and_goes_to_hugging_face_and_back(directory,
     for name in ("own", "hf"):
         found = load_pretrained(tmp_path / name)
         assert found.tokenizer.fingerprint == tokenizer.fingerprint
-        assert dataclasses.replace(found.config, unroll=config.unroll) == config
         jax.tree.map(np.testing.assert_array_equal, found.params, params)
         again = dataclasses.replace(bert, tokenizer=found.tokenizer)  # equal parameters, in the same program
         assert fill_masks(again, [f"The {mask} jumps."]) == wanted
-    with pytest.raises(InputError, match=f"text 1 has no {re.escape(mask)}"):
-        fill_masks(bert, ["The tower."])
-    with pytest.raises(InputError, match="a vocabulary of tokenizers cannot grow"):
-        grow(bert, words=["corona"])
+    assert f"text 1 has no {mask}" in message(fill_masks, bert, ["The tower."])
+    assert "a vocabulary of tokenizers cannot grow" in message(grow, bert, words=["corona"])
