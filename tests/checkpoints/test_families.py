@@ -22,7 +22,6 @@ from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.errors import InputError
-from bert_jax.inference.compare import differences
 from bert_jax.inference.features import encode_texts
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.pretraining import MASKED_LM, PRETRAINING
@@ -330,13 +329,6 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     batch = make_batch(bert.tokenizer, pairs, bert.config.max_positions)
     stacked = jax.jit(lambda params: encode(bert.config, params, batch).hidden)(bert.params)
     np.testing.assert_allclose(stacked[:, : apart.shape[1]], apart, atol=2e-5)
-
-
-def test_two_models_of_a_family_are_compared():
-    """As `convert_checkpoint --verify` does. They have neither types nor a pooler."""
-    bert = Pretrained(*bert_of("distilbert", "token_classification"))
-    found = differences(bert, bert)
-    assert {"hidden", "classifier"} <= set(found) and not any(found.values())
 
 
 def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language_model(tmp_path):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uploads to a hub on this machine, by the command, and what it says where the hub refuses."""
 
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+from buckets import free_port
 from builders import make_pretrained
+from commands import assert_one_line
 from fake_hub import READER, WRITER, serve
 
 from bert_jax import InputError, load_pretrained
@@ -23,53 +23,43 @@ def workdir(tmp_path_factory):
     """Returns a work directory with a model, a revision of step 5, and records; shared, so not to be changed."""
     root = tmp_path_factory.mktemp("run")
     model = make_pretrained(root)
-    shutil.copytree(model, root / "run" / "pretrained")
-    revision = root / "run" / "revisions" / "00000005"
-    shutil.copytree(model, revision)
-    (root / "run" / "config.json").write_text(
-        json.dumps({"run": {"train": {"num_steps": 12}, "data": {"path": "wiki"}}})
-    )
+    for place in ("pretrained", "revisions/00000005"):
+        shutil.copytree(model, root / "run" / place)
+    (root / "run" / "config.json").write_text('{"run": {"train": {"num_steps": 12}, "data": {"path": "wiki"}}}')
     return root / "run"
 
 
-def convert(repository, tmp_path, url, token, *flags):
-    """Returns status, stdout and stderr of convert_checkpoint, with `token` and nothing else of the user's."""
-    line = [sys.executable, "-m", "bert_jax.tools.convert_checkpoint", *flags]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    environment |= {"HF_TOKEN": token} if token else {}
-    done = subprocess.run(line, text=True, capture_output=True, cwd=repository, env=environment)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def convert(repository, workdir, tmp_path):
+    """Returns a function that runs convert_checkpoint with `token` and nothing else of the user's."""
+
+    def run(url, token, *flags):
+        line = [sys.executable, "-m", "bert_jax.tools.convert_checkpoint", f"--input={workdir}/pretrained"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        environment |= {"HF_TOKEN": token} if token else {}
+        line += ["--output=hf://me/bert", *flags]  # the last of a flag counts
+        return subprocess.run(line, text=True, capture_output=True, cwd=repository, env=environment)
+
+    return run
 
 
 @pytest.mark.slow
-def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workdir, tmp_path):
+def test_a_model_and_its_revisions_are_uploaded_and_read_again(workdir, convert, tmp_path):
     with serve() as (hub, url):
-        status, out, error = convert(
-            repository, tmp_path, url, WRITER, f"--input={workdir}/pretrained", "--output=hf://me/bert"
-        )
-        assert status == 0, error
-        assert f"uploaded to {url}/me/bert/commit/" in out
-        revision = [f"--input={workdir}@5", "--output=hf://me/bert", "--revision=step5", "--noprivate", "--verify"]
+        done = convert(url, WRITER)
+        assert done.returncode == 0 and f"uploaded to {url}/me/bert/commit/" in done.stdout, done.stderr
         for _ in range(2):  # again: the branch is there now
-            status, out, error = convert(repository, tmp_path, url, WRITER, *revision)
-            assert status == 0 and "largest difference" in out, error
+            done = convert(url, WRITER, f"--input={workdir}@5", "--revision=step5", "--noprivate", "--verify")
+            assert done.returncode == 0 and "largest difference" in done.stdout, done.stderr
         assert sorted(hub.repositories["me/bert"]) == ["main", "step5"] and hub.private == {"me/bert"}
         files = hub.files("me/bert", "step5")
         assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt"} <= files.keys()
         card = files["README.md"].decode()
         assert "# bert\n" in card and "| train.num_steps | 12 |" in card and "# license: choose one" in card
         # It comes back by its name.
-        status, _, error = convert(
-            repository,
-            tmp_path,
-            url,
-            "",
-            "--input=hf://me/bert@step5",
-            f"--output={tmp_path / 'back'}",
-            "--to=bert_jax",
-        )
-        assert status == 0, error
+        done = convert(url, "", "--input=hf://me/bert@step5", f"--output={tmp_path / 'back'}", "--to=bert_jax")
+        assert done.returncode == 0, done.stderr
     ours, theirs = (load_pretrained(path).params for path in (tmp_path / "back", workdir / "pretrained"))
     jax.tree.map(np.testing.assert_array_equal, ours["encoder"]["layers"], theirs["encoder"]["layers"])
 
@@ -80,11 +70,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
     [
         ("", [], "error: hf://me/bert needs a token that may write; make one at http"),
         (READER, [], "error: cannot upload to hf://me/bert (403): Forbidden: you must use a write token; use a token"),
-        (
-            "hf_old",
-            [],
-            "error: cannot upload to hf://me/bert (401): Invalid username or password.; log in",
-        ),
+        ("hf_old", [], "error: cannot upload to hf://me/bert (401): Invalid username or password.; log in"),
         (WRITER, ["--to=bert_jax"], "error: --to=bert_jax cannot be uploaded"),
         (WRITER, ["--output=hf://bert"], "error: hf://bert names no repository of the hub"),
         (WRITER, ["--output=hf://me/bert@a", "--revision=b"], "name two revisions; give one of them"),
@@ -92,26 +78,16 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
         (WRITER, ["--output=here", "--to=hf", "--revision=a"], "error: --revision=a is of a repository of the hub"),
     ],
 )
-def test_what_is_refused_is_one_line(repository, workdir, tmp_path, token, flags, message):
+def test_what_is_refused_is_one_line(convert, token, flags, message):
     with serve() as (hub, url):
-        flags = [f"--input={workdir}/pretrained", "--output=hf://me/bert", *flags]
-        status, _, error = convert(repository, tmp_path, url, token, *flags)
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert status == 1 and len(lines) == 1 and message in lines[0] and "Traceback" not in error, error
+        assert_one_line(convert(url, token, *flags), message)
     assert not hub.repositories
 
 
 @pytest.mark.slow
-def test_no_network_is_one_line(repository, workdir, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    status, _, error = convert(
-        repository, tmp_path, url, WRITER, f"--input={workdir}/pretrained", "--output=hf://me/bert"
-    )
-    (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert status == 1 and "cannot upload to hf://me/bert" in line and f"the network and {url}" in line
-    assert "Traceback" not in error
+def test_no_network_is_one_line(convert):
+    url = f"http://127.0.0.1:{free_port()}"
+    assert_one_line(convert(url, WRITER), "cannot upload to hf://me/bert", f"the network and {url}")
 
 
 def test_names_of_repositories():

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from builders import tiny_run
+from builders import message, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
@@ -65,15 +65,13 @@ def test_revisions_are_kept_with_what_they_were_trained_on(kept, toy_data):
 
 def test_a_revision_is_named_by_its_step(kept):
     workdir, result = kept
-    ten, start = bert_jax.load_pretrained(f"{workdir}@10"), bert_jax.load_pretrained(f"{workdir}@0")
+    ten, start = (bert_jax.load_pretrained(f"{workdir}@{step}").params for step in (10, 0))
     assert resolve(f"{workdir}@10").place == workdir / "revisions" / "00000010"
-    for one, other in ((ten, start.params), (ten, result.state.params)):
+    for other in (start, result.state.params):
         with pytest.raises(AssertionError):
-            assert_same_state(one.params, other)
-    with pytest.raises(InputError, match=r"no revision of step 7; it has those of steps 0, 5, 10"):
-        bert_jax.load_pretrained(f"{workdir}@7")
-    with pytest.raises(InputError, match="does not exist"):
-        bert_jax.load_pretrained(f"{workdir}-not-there@7")
+            assert_same_state(ten, other)
+    assert "no revision of step 7; it has those of steps 0, 5, 10" in message(bert_jax.load_pretrained, f"{workdir}@7")
+    assert "does not exist" in message(bert_jax.load_pretrained, f"{workdir}-not-there@7")
 
 
 def test_a_directory_with_an_at_sign_in_its_name_is_itself(kept, tmp_path):
@@ -84,26 +82,23 @@ def test_a_directory_with_an_at_sign_in_its_name_is_itself(kept, tmp_path):
 
 
 def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkeypatch):
-    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE)
+    config, run = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE), tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_at(patch, 7)
-        stopped = train(config, tmp_path / "run")
-    assert stopped.signal
+        assert train(config, run).signal
     # What a crash has lost is made again, with the same counts, and what came after the checkpoint is replaced;
     # revisions before it stay as they are.
-    for newer in checkpoint_steps(tmp_path / "run" / "checkpoints")[1:]:
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newer:08d}")
-    shutil.rmtree(tmp_path / "run" / "revisions" / "00000005")
-    shutil.copytree(tmp_path / "run" / "revisions" / "00000000", tmp_path / "run" / "revisions" / "00000005")
-    seal = tmp_path / "run" / "revisions" / "00000000" / "checksums.json"
-    before = seal.stat().st_mtime_ns
-    train(config, tmp_path / "run")
+    remove_checkpoints_but_the_first(run)
+    first, fifth = run / "revisions" / "00000000", run / "revisions" / "00000005"
+    shutil.rmtree(fifth)
+    shutil.copytree(first, fifth)
+    before = (first / "checksums.json").stat().st_mtime_ns
+    train(config, run)
     for step in (0, 5, 10):
-        ours, theirs = (bert_jax.load_pretrained(f"{workdir}@{step}") for workdir in (tmp_path / "run", kept[0]))
+        ours, theirs = (bert_jax.load_pretrained(f"{workdir}@{step}") for workdir in (run, kept[0]))
         assert_same_state(ours.params, theirs.params)
-        name = f"revisions/{step:08d}"
-        assert trained(tmp_path / "run" / name) == trained(kept[0] / name)
-    assert seal.stat().st_mtime_ns == before
+        assert ours.trained == theirs.trained
+    assert (first / "checksums.json").stat().st_mtime_ns == before
 
 
 def test_a_directory_that_is_no_revision_is_left_alone(kept, tmp_path):
@@ -112,19 +107,24 @@ def test_a_directory_that_is_no_revision_is_left_alone(kept, tmp_path):
     assert list((tmp_path / "revisions" / "00000010").iterdir()) == []
 
 
+def remove_checkpoints_but_the_first(run):
+    for newer in checkpoint_steps(run / "checkpoints")[1:]:
+        shutil.rmtree(run / "checkpoints" / f"{newer:08d}")
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_otherwise_from_an_older_checkpoint_replaces_what_came_after_it(kept, toy_data, tmp_path):
     config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE)
-    shutil.copytree(kept[0], tmp_path / "run")
-    for newer in checkpoint_steps(tmp_path / "run" / "checkpoints")[1:]:
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newer:08d}")
-    shutil.copytree(tmp_path / "run", tmp_path / "fresh", ignore=shutil.ignore_patterns("0000001*"))
-    (other := tmp_path / "run" / "revisions" / "00000015").mkdir()
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=18))
-    for name in ("run", "fresh"):
-        train(longer, tmp_path / name)
-    ours, theirs = (bert_jax.load_pretrained(f"{tmp_path / name}@10") for name in ("run", "fresh"))
-    assert_same_state(ours.params, theirs.params)
+    run = shutil.copytree(kept[0], tmp_path / "run")
+    remove_checkpoints_but_the_first(run)
+    fresh = shutil.copytree(run, tmp_path / "fresh", ignore=shutil.ignore_patterns("0000001*"))
+    (other := run / "revisions" / "00000015").mkdir()
+    found = []
+    for workdir in (run, fresh):
+        train(longer, workdir)
+        found.append(bert_jax.load_pretrained(f"{workdir}@10").params)
+    assert_same_state(*found)
     assert list(other.iterdir()) == []  # no model, so it is not ours
 
 

@@ -74,46 +74,50 @@ def test_what_is_written_is_read_back(tmp_path, settings):
     jax.tree.map(np.testing.assert_array_equal, dict(read.params), dict(bert.params))
 
 
-def test_newer_names_and_folders_are_read(plain, routed):
-    """As version 6 writes them: a Transformer that says its task, and with a Router each module in a folder."""
-    before = load_pretrained(plain)
-    types = {"MLMTransformer": "sentence_transformers.base.modules.transformer.Transformer"}
-    types |= {"SpladePooling": f"{NEW}splade_pooling.SpladePooling"}
-    types |= {"SparseStaticEmbedding": f"{NEW}sparse_static_embedding.SparseStaticEmbedding"}
-    of_six = {"text": {"method": "forward", "method_output_name": "logits"}}
-    for directory in (plain, routed):
-        (directory / "sentence_bert_config.json").unlink()
-        change(
-            *(directory / "sentence_bert_config.json",),
-            transformer_task="fill-mask",
-            modality_config=of_six,
-            module_output_name="token_embeddings",
-        )
-        pooling = {"pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": None}
-        (directory / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
+ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
+POOLING, OLD = "1_SpladePooling/config.json", "sentence_transformers.sparse_encoder.models."
+TYPES = {
+    "MLMTransformer": "sentence_transformers.base.modules.transformer.Transformer",
+    "SpladePooling": f"{NEW}splade_pooling.SpladePooling",
+    "SparseStaticEmbedding": f"{NEW}sparse_static_embedding.SparseStaticEmbedding",
+}
+
+
+def rewrite_settings(directory):
+    """Writes settings of modules as version 6 does: a Transformer says its task."""
+    modality = {"text": {"method": "forward", "method_output_name": "logits"}}
+    about = {"transformer_task": "fill-mask", "modality_config": modality, "module_output_name": "token_embeddings"}
+    (directory / LENGTH).write_text(json.dumps(about))
+    pooling = {"pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": None}
+    (directory / POOLING).write_text(json.dumps(pooling))
+
+
+def test_newer_names_are_read(plain):
+    before = load_pretrained(plain).embedding
+    rewrite_settings(plain)
     modules = json.loads((plain / MODULES).read_text())
     for module in modules:
-        module["type"] = types[module["type"].rpartition(".")[2]]
+        module["type"] = TYPES[module["type"].removeprefix(OLD)]
     (plain / MODULES).write_text(json.dumps(modules))
-    longer = dataclasses.replace(before.embedding, max_seq_length=64)  # of the tokenizer's file
-    assert load_pretrained(plain).embedding == longer
-    assert load_pretrained(plain.parent / "plain").notes == ()
+    read = load_pretrained(plain)
+    assert read.notes == () and read.embedding == dataclasses.replace(before, max_seq_length=64)  # the tokenizer's
 
-    folders = {"document_0_Transformer": "MLMTransformer", "document_1_SpladePooling": "SpladePooling"}
-    folders |= {TABLE: "SparseStaticEmbedding"}
-    inner, kept = routed / "document_0_Transformer", {MODULES, ROUTES, "config_sentence_transformers.json"}
-    inner.mkdir()
+
+def test_each_module_may_be_in_a_folder(routed):
+    """As version 6 writes them with a Router, and versions before with Asym."""
+    rewrite_settings(routed)
+    words, pooling = "document_0_Transformer", "document_1_SpladePooling"
+    (routed / words).mkdir()
     for path in list(routed.iterdir()):
-        if path.is_file() and path.name not in kept:
-            path.rename(inner / path.name)
-    (routed / "1_SpladePooling").rename(routed / "document_1_SpladePooling")
-    structure = {"query": [TABLE], "document": list(folders)[:2]}
+        if path.is_file() and path.name not in (MODULES, ROUTES, ABOUT):
+            path.rename(routed / words / path.name)
+    (routed / "1_SpladePooling").rename(routed / pooling)
+    types = dict(zip((words, pooling, TABLE), TYPES.values()))
     parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
-    kinds = {folder: types[kind] for folder, kind in folders.items()}
-    change(routed / ROUTES, types=kinds, structure=structure, parameters=parameters)
+    structure = {"query": [TABLE], "document": [words, pooling]}
+    change(routed / ROUTES, types=types, structure=structure, parameters=parameters)
     read = load_pretrained(routed)
     assert read.embedding.embedding.query_table and read.notes == ()
-    # as versions before 6: Asym, with its routes in config.json
     (routed / ROUTES).rename(routed / "config.json")
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Asym"}]
     (routed / MODULES).write_text(json.dumps(modules))
@@ -126,10 +130,6 @@ def test_both_routes_may_be_the_same(routed):
     change(routed / ROUTES, structure=structure)
     read = load_pretrained(routed)
     assert not read.embedding.embedding.query_table and "query_table" not in read.params
-
-
-ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
-POOLING = "1_SpladePooling/config.json"
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,6 @@ POOLING = "1_SpladePooling/config.json"
 def test_what_cannot_be_computed_is_named(routed, file, values, problem):
     change(routed / file, **values)
     assert problem in message(load_pretrained, routed)
-
-
-OLD = "sentence_transformers.sparse_encoder.models."
 
 
 @pytest.mark.parametrize(
