@@ -10,21 +10,20 @@ import pytest
 from bert_jax.data.order import StreamOrder, StreamWindow, choose_streams, shuffled
 
 
-def take(order: StreamOrder, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0, rows_of=None):
-    """Returns the rows and epochs of places of a batch, as the loader does but, without `rows_of`, without memory."""
-    rows_of = rows_of or order.rows
-    rows, epochs = np.full(len(places), -1), np.full(len(places), -1)
+def take(order: StreamOrder, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0):
+    """Returns the rows and epochs of places of a batch, as the loader does but without memory."""
+    taken = np.full((2, len(places)), -1)
     for window, where, first in order.parts(step, places, batch_size, *[rows_before] * bool(rows_before)):
-        assert (rows[where] == -1).all()
-        rows[where] = rows_of(window)[first : first + where.stop - where.start]
-        epochs[where] = window.epoch
-    assert (rows >= 0).all()
-    return rows, epochs
+        assert (taken[:, where] == -1).all()
+        taken[0, where] = order.rows(window)[first : first + where.stop - where.start]
+        taken[1, where] = window.epoch
+    assert (taken >= 0).all()
+    return taken
 
 
-def take_steps(order: StreamOrder, steps: int, batch_size: int, rows_before: int = 0, rows_of=None):
-    taken = [take(order, step, np.arange(batch_size), batch_size, rows_before, rows_of) for step in range(steps)]
-    return [np.concatenate(parts) for parts in zip(*taken, strict=True)]
+def take_steps(order: StreamOrder, steps: int, batch_size: int, rows_before: int = 0):
+    places = np.arange(batch_size)
+    return np.hstack([take(order, step, places, batch_size, rows_before) for step in range(steps)])
 
 
 def make_order(num_blocks: int, num_streams: int, window_rows: int, seed: int = 0) -> StreamOrder:
@@ -53,7 +52,7 @@ def test_a_second_phase_goes_on_with_batches_of_any_size(sizes):
     steps = order.num_rows // (2 * sizes[0])
     first = take_steps(order, steps, sizes[0])
     second = take_steps(order, 3 * order.num_rows // sizes[1], sizes[1], rows_before=steps * sizes[0])
-    rows, epochs = (np.concatenate(parts) for parts in zip(first, second, strict=True))
+    rows, epochs = np.hstack([first, second])
     for epoch in range(3):
         assert sorted(rows[epochs == epoch]) == list(range(order.num_rows))
 
@@ -67,7 +66,7 @@ def test_hosts_together_make_the_same_batch_of_streams_of_their_own(num_hosts):
         whole = take(order, step, np.arange(32), 32)
         shares = np.split(np.arange(32), num_hosts)
         for places in (*shares, apart):
-            np.testing.assert_array_equal(take(order, step, places, 32), np.stack(whole)[:, places])
+            np.testing.assert_array_equal(take(order, step, places, 32), whole[:, places])
         for mine, places in zip(streams, shares):
             mine |= {part.window.stream for part in order.parts(step, places, 32)}
     assert sum(map(len, streams)) == 8 and len(set().union(*streams)) == 8  # no stream belongs to two
