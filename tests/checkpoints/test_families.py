@@ -83,7 +83,6 @@ def test_every_family_has_a_block_and_a_table_and_its_classes():
         assert len(names) == len(table_of(family))
 
 
-ROPES = {"full_attention": {"rope_theta": 5.0}, "sliding_attention": {"rope_theta": 3.0}}
 LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 

@@ -234,12 +234,14 @@ def test_a_pipe_among_the_files_does_not_hang(directory, name):
         load_pretrained(directory)
 
 
-RERANKER = MODEL, random_params(num_classes=1, parts=("pooler", "classifier")), make_tokenizer(203)
+def save_reranker(directory, **settings):
+    params = random_params(num_classes=1, parts=("pooler", "classifier"))
+    save_hf(directory, MODEL, params, make_tokenizer(203), "sequence_classification", (), **settings)
 
 
 def test_a_reranker_is_the_classifier_that_it_is(tmp_path):
     """Version 6 lists a module of a CrossEncoder as well."""
-    save_hf(tmp_path / "out", *RERANKER, "sequence_classification", ())
+    save_reranker(tmp_path / "out")
     (tmp_path / "out" / MODULES).write_text(json.dumps([{"type": NEW["Transformer"] + "Transformer", "path": ""}]))
     about = {"model_type": "CrossEncoder"}
     change(tmp_path / "out" / ABOUT, **about)
@@ -273,7 +275,7 @@ OF_TORCH = "torch.nn.modules.activation."
 )
 def test_the_activation_of_a_reranker(tmp_path, settings, expected, note):
     ce = tmp_path / "ce"
-    save_hf(ce, *RERANKER, "sequence_classification", ())
+    save_reranker(ce)
     config = json.loads((ce / "config.json").read_text())
     assert config.pop("sentence_transformers") == {"activation_fn": "torch.nn.modules.linear.Identity"}
     assert config.pop("problem_type")
@@ -284,5 +286,5 @@ def test_the_activation_of_a_reranker(tmp_path, settings, expected, note):
     of = {"": lambda x: x, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh}[expected]
     assert [each.value for each in predict(TEXTS)] == pytest.approx([of(each.value) for each in plain])
     activation = predict.bert.task_settings.get("activation", "")
-    save_hf(tmp_path / "again", *RERANKER, "sequence_classification", (), activation=activation)
+    save_reranker(tmp_path / "again", activation=activation)
     assert load_predictor(tmp_path / "again").task.config.activation == expected
