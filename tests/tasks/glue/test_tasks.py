@@ -51,7 +51,7 @@ FILES = {
     "rte": (PAIRS.format("not_entailment", "entailment"), [("A", "B"), ("C", "D")], [1, 0]),
     "wnli": (PAIRS.format("1", "0"), [("A", "B"), ("C", "D")], [1, 0]),
 }
-# The classes in the order of their numbers, as TFDS (tensorflow_datasets/text/glue.py) and Hugging Face's glue have them.
+# Classes in the order of their numbers, as TFDS (tensorflow_datasets/text/glue.py) and Hugging Face's glue have them.
 CLASSES = {
     "cola": ("unacceptable", "acceptable"),
     "sst2": ("negative", "positive"),
@@ -138,7 +138,7 @@ def test_files_of_other_forms(tmp_path, name, file, content, expected):
         ("cola", "train", "a\tb\n", ":1 has 2 columns, not the 4 of "),
         ("stsb", "test", "main-news\tx\t2012test\t1\t4.000\tA\tB\nx\n", ":2 has 1 columns, not the 7"),
         # GLUE's rows of test without their header have a number there too, but no score
-        ("stsb", "train", "0\tx\tx\t2012\t0001\tx\ty\tA\tB\n" * 2, " has no column 'sentence1' and 'sentence2'"),
+        ("stsb", "train", "0\tnews\tx\t2012\t0001\ty\tz\tA\tB\n" * 2, " has no column 'sentence1' and 'sentence2'"),
         ("qqp", "train", FILES["rte"][0], " has no column 'question1' and 'question2'; it has 'index'"),
         ("rte", "train", "index\tsentence1\tsentence2\n0\tA\tB\n", " has no column 'label'"),
         ("rte", "train", "", " holds no example"),
@@ -288,15 +288,13 @@ def test_adversarial_glue_is_dev_of_mnli(tmp_path, source):
         ("rte", "test", "RTE.tsv", "3 not_entailment 7 entailment"),
         ("wnli", "test", "WNLI.tsv", "3 1 7 0"),
         ("wnli", "dev", "WNLI-dev.tsv", "3 1 7 0"),
-        ("stsb", "test", "STS-B.tsv", "3 5.000 7 0.000"),
+        ("stsb", "test", "STS-B.tsv", "3 0.000 7 5.000"),
     ],
 )
 def test_submissions(tmp_path, name, split, file, lines):
     mine = task(name)
     examples = [ClassifyExample("a", id=index) for index in (7, 3)]
-    outputs = (
-        [np.eye(mine.num_outputs, dtype=np.float32)[index] for index in (0, 1)] if mine.labels else logits([-3], [8])
-    )
+    outputs = [row[: mine.num_outputs] for row in logits([9, -3, -3], [-3, 9, -3])]
     mine.write(tmp_path, split, examples, mine.decode(examples, [], outputs))
     assert (tmp_path / file).read_text().split() == f"index prediction {lines}".split()
 
