@@ -64,7 +64,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "storage.writing": ("storage/test_storage.py", "storage/test_locks.py", "storage/test_places.py"),
     "checkpoints.families": ("checkpoints/test_families.py",),
     "checkpoints.names": ("checkpoints/test_names.py", "checkpoints/test_families.py"),
-    "tasks.readers": ("tasks/test_readers.py", "tasks/test_tables.py", "tasks/test_columnar.py"),
+    "tasks.readers": ("tasks/test_readers.py", "tasks/test_columnar.py"),
 }
 
 # Module: {"function: kind: text": why it may survive}.
