@@ -32,26 +32,21 @@ def question(context=CONTEXT, answer="", start=0, **options):
 
 
 def test_windows_and_labels(tokenizer):
-    answer = "w12 w13"
-    rows, counts = rows_of(tokenizer, question(answer=answer, start=CONTEXT.index("w12")))
+    rows, counts = rows_of(tokenizer, question(answer="w12 w13", start=CONTEXT.index("w12")))
+    labels = [(0, 0), (12, 13), (8, 9), (4, 5), (0, 0), (0, 0)]
     assert len(rows) == 6  # 10 tokens of 30, each 4 on
-    for number, row in enumerate(rows):
+    for number, (row, label) in enumerate(zip(rows, labels)):
         tokens = tokenizer.tokens(row.token_ids)
-        last = min(4 * number + 10, 30)
-        assert tokens == ["[CLS]", "what", "?", "[SEP]", *CONTEXT.split()[4 * number : last], "[SEP]"]
+        assert tokens == ["[CLS]", "what", "?", "[SEP]", *CONTEXT.split()[4 * number :][:10], "[SEP]"]
         assert row.type_ids.tolist() == [0] * 4 + [1] * (len(tokens) - 4)
-        assert row.lengths == (len(tokens),) and row.example == 0
+        assert row.lengths == (len(tokens),) and row.example == 0 and row.label == label
         assert row.token_ids.dtype == np.int32 and row.type_ids.dtype == np.uint8
-        inside = 4 * number <= 12 and 13 < 4 * number + 10
-        start, end = row.label
-        assert tokens[start : end + 1] == (answer.split() if inside else ["[CLS]"])
     assert counts == {"windows without the answer": 3, "questions of several windows": 1}
 
 
 def test_long_questions_are_truncated(tokenizer):
-    long = SquadExample("1", "what " * 9, "w1")
-    rows, counts = rows_of(tokenizer, long, training=False)
-    assert tokenizer.tokens(rows[0].token_ids) == ["[CLS]", *["what"] * 4, "[SEP]", "w1", "[SEP]"]
+    rows, counts = rows_of(tokenizer, SquadExample("1", "what " * 9, "w1"), training=False)
+    assert tokenizer.tokens(rows[0].token_ids) == "[CLS] what what what what [SEP] w1 [SEP]".split()
     assert counts == {"questions truncated": 1}
 
 
@@ -125,40 +120,31 @@ def test_no_answer_is_learnt_by_squad2(tokenizer):
     assert counts == {"questions of several windows": 1, "skipped: no answer": 1}
 
 
-def dense_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int, np.ndarray]]:
+def dense_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int, list[bool]]]:
     """Returns the windows by comparing every window with every token, as Google's run_squad.py does."""
     starts = [0]
     while starts[-1] + room < num_tokens:
         starts.append(starts[-1] + min(room, stride))
-    spans = [(start, min(start + room, num_tokens)) for start in starts]
-    scores = np.full((len(spans), num_tokens), -np.inf)
-    for number, (start, end) in enumerate(spans):
-        places = np.arange(start, end)
-        scores[number, start:end] = np.minimum(places - start, end - 1 - places) + 0.01 * (end - start)
-    best = np.argmax(scores, axis=0)
-    return [(start, end, best[start:end] == number) for number, (start, end) in enumerate(spans)]
+    first = np.array(starts)[:, None]
+    last, places = np.minimum(first + room, num_tokens), np.arange(num_tokens)
+    scores = np.minimum(places - first, last - 1 - places) + 0.01 * (last - first)
+    best = np.where((first <= places) & (places < last), scores, -np.inf).argmax(axis=0)
+    spans = enumerate(zip(starts, last[:, 0].tolist()))
+    return [(start, end, (best[start:end] == number).tolist()) for number, (start, end) in spans]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_windows_are_those_of_comparing_every_window_with_every_token(seed):
-    rng = np.random.default_rng(seed)
-    for _ in range(10):
+def test_windows_are_those_of_comparing_every_window_with_every_token():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
         num_tokens, room, stride = (int(rng.integers(1, most)) for most in (400, 60, 70))
-        config = TaskConfig(name="squad1", doc_stride=stride)
-        found, expected = list(_windows(num_tokens, room, config)), dense_windows(num_tokens, room, stride)
-        assert [window[:2] for window in found] == [window[:2] for window in expected]
-        for (*_, ours), (*_, theirs) in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        found = _windows(num_tokens, room, TaskConfig(name="squad1", doc_stride=stride))
+        assert [(*span, best.tolist()) for *span, best in found] == dense_windows(num_tokens, room, stride)
 
 
-@pytest.mark.parametrize(("num_tokens", "stride"), [(200_000, 128), pytest.param(20_000, 1, marks=pytest.mark.slow)])
-def test_windows_of_a_long_context_take_memory_for_its_tokens_once(num_tokens, stride):
-    """The array of windows x tokens took 7 GB and 9 GB."""
+def test_windows_of_a_long_context_take_memory_for_its_tokens_once():
+    """The array of windows x tokens took 7 GB."""
     tracemalloc.start()
-    try:
-        windows = sum(1 for _ in _windows(num_tokens, 381, TaskConfig(name="squad1", doc_stride=stride)))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert windows == -(-(num_tokens - 381) // stride) + 1
-    assert peak < 64 * num_tokens
+    windows = sum(1 for _ in _windows(200_000, 381, TaskConfig(name="squad1", doc_stride=128)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert windows == -(-(200_000 - 381) // 128) + 1 and peak < 64 * 200_000
