@@ -112,7 +112,7 @@ MNLI_OF_THE_HUB = '{{"promptID": "x", "genre": "x", "premise": "P", "hypothesis"
 @pytest.mark.parametrize(
     ("name", "file", "content", "expected"),
     [
-        ("mnli", "train.tsv", MNLI_ROW.format(4, 0, 0, "neutral"), ("P0", "H0", "neutral", 0)),
+        ("mnli", "train.tsv", "4\ta\tb\tc\td\te\tf\tg\tP\tH\tx\tneutral\n", ("P", "H", "neutral", 0)),
         ("mnli", "train.jsonl", MNLI_OF_THE_HUB.format(1) + MNLI_OF_THE_HUB.format(-1), ("P", "H", "1", 0)),
         ("cola", "test.tsv", "index\tsentence\n5\tA b.\n", ("A b.", None, None, 5)),
         ("cola", "test.csv", 'idx,sentence,label\n7,"A, b.",-1\n', ("A, b.", None, None, 7)),
@@ -249,6 +249,7 @@ def test_the_diagnostic_of_tfds_is_a_data_set_of_its_own(tables, version):
     assert example == ("P", "H", None, 9, f"tfds:glue/ax{version}:test")
     for source in ("tfds:glue/mnli:2.0.0", "tfds:other/mnli"):
         assert task("mnli").read(source, "test_ax") == []
+    assert task("mnli").read("tfds:glue/mnli", "test_matched") == []
 
 
 def test_tfds_is_read_by_the_names_of_its_classes(tables, tokenizer):
