@@ -211,6 +211,7 @@ def test_both_parts_of_a_dev_set_share_a_place(find):
         (["train.tsv", "train.csv"], ".", "has several files for train: train.csv, train.tsv; give"),
         ([], ".", "has no file such as train.tsv, dev.tsv, test.tsv"),
         ([], "x", "is neither a file nor a directory"),
+        ([], "none.parquet", "none.parquet' is neither a file nor"),
         ([], "a,b,c,d", "is not train,dev,test in this order"),
         (["a"], "a,none", "is neither a file nor a directory"),
         (["a", "b"], "a,dev=b", "is not train,dev,test in this order"),

@@ -124,6 +124,8 @@ def test_no_answer_is_always_among_the_best():
 def test_an_answer_is_before_no_answer_of_the_same_score():
     [prediction] = decode([window()], [NOTHING], name="squad2")
     assert prediction.n_best[0].text == prediction.text == "aa" and prediction.n_best[-1].text == ""
+    [prediction] = decode([window()], [logits(start={0: 1}, end={3: 5})], name="squad2")
+    assert prediction.n_best[0].text == "aa" and prediction.null_odds == 1 - 5
 
 
 @pytest.mark.parametrize("name", ["squad1", "squad2"])
