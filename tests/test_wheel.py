@@ -46,11 +46,6 @@ def setup(repository: Path) -> configparser.ConfigParser:
     return found
 
 
-@pytest.mark.parametrize("section", ["metadata", "options", "options.extras_require", "options.entry_points"])
-def test_the_metadata_has_its_sections(repository, section):
-    assert section in setup(repository)
-
-
 def test_what_a_plain_install_brings(repository):
     """It loads, predicts, embeds and converts; the figures are in docs/decisions/0020-wheel-and-extras.md."""
     required = setup(repository)["options"]["install_requires"]

@@ -56,35 +56,43 @@ def row_of(ids, length=0):
 @pytest.mark.parametrize(
     ("family", "head"),
     [
-        pytest.param("bert", "sequence_classification", marks=pytest.mark.slow),
         ("modernbert", "masked_lm"),
         ("mpnet", "masked_lm"),
         ("deberta-v2", "masked_lm"),
         pytest.param("jina_bert", "masked_lm", marks=pytest.mark.slow),
+        pytest.param("bert", "pretraining", marks=pytest.mark.slow),
+        pytest.param("bert", "token_classification", marks=pytest.mark.slow),
+        pytest.param("bert", "question_answering", marks=pytest.mark.slow),
+        pytest.param("bert", "multiple_choice", marks=pytest.mark.slow),
     ],
 )
 def test_a_row_of_one_token(tmp_path, family, head):
     bert = model_of(CONFIGS[family], head)
     call = served(bert, tmp_path / "served")
-    more = [np.zeros((1, 1), np.int32)] if head == "masked_lm" else []
+    fills_masks = head in ("masked_lm", "pretraining")
+    more = [np.zeros((1, 1), np.int32)] * fills_masks
 
     @jax.jit
     def outputs(batch):
-        logits = forward(bert.config, bert.params, batch, HEADS[head], None, len(bert.labels))
-        return logits, encode(bert.config, bert.params, batch).hidden if more else None
+        own = HEADS["masked_lm" if fills_masks else head]
+        logits = forward(bert.config, bert.params, batch, own, None, len(bert.labels) or 1)
+        return logits, encode(bert.config, bert.params, batch) if fills_masks else None
 
     for ids in ([2], [57]):
         alone = call(*row_of(ids, 1), *more)
         one = np.zeros((1, 1), np.int32)
         batch = Batch(*row_of(ids), one, np.ones((1, 1), np.float32), mlm_positions=one)
-        logits, hidden = outputs(batch)
-        expected = np.asarray(logits, np.float32)[..., : 203 if more else None]
+        logits, encoded = outputs(batch)
+        expected = np.asarray(logits, np.float32)[..., : 203 if fills_masks else None]
         assert np.isfinite(alone["logits"]).all()
         np.testing.assert_allclose(alone["logits"].reshape(-1), expected.reshape(-1), atol=2e-5)
-        if more:
+        if fills_masks:
             padded = call(*row_of(ids, 7), *more)
             np.testing.assert_allclose(alone["hidden"], padded["hidden"][:, :1], atol=2e-5)
-            np.testing.assert_allclose(alone["hidden"], hidden, atol=2e-5)
+            np.testing.assert_allclose(alone["hidden"], encoded.hidden, atol=2e-5)
+            assert ("pooled" in alone) == (head == "pretraining")
+        if head == "pretraining":
+            np.testing.assert_allclose(alone["pooled"], encoded.pooled[:, 0], atol=2e-5)
 
 
 @pytest.mark.parametrize(

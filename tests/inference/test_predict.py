@@ -4,6 +4,7 @@
 import dataclasses
 import gzip
 import io
+import json
 import threading
 
 import jax
@@ -18,6 +19,8 @@ from bert_jax.errors import InputError
 from bert_jax.inference.export import export_model
 from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_of
 from bert_jax.model.heads.table import HEADS
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.storage.files import zstd
 from bert_jax.tools.lines import batches_of, converse, open_lines, parse_line, read_input, told
 
@@ -174,7 +177,10 @@ def test_questions_may_have_no_answer_by_a_threshold(tmp_path):
 
 
 def test_an_exported_model_says_which_jax_reads_it(bert, tmp_path):
-    export_model(bert, tmp_path / "served", ("cpu",))
+    asks = with_head(bert, "question_answering", "span", 2)
+    settings = to_dict(TaskConfig(name="squad2", max_seq_length=32, max_query_length=8, null_threshold=-1.5))
+    export_model(dataclasses.replace(asks, task_settings=settings), tmp_path / "served", ("cpu",))
     readme = (tmp_path / "served" / "README.md").read_text()
     assert f"written by jax {jax.__version__} (calling convention" in readme
-    assert "[CLS] text [SEP], or [CLS] text [SEP] text [SEP]" in readme
+    assert "[CLS] text [SEP], or [CLS] text [SEP] text [SEP]" in readme and "`null_threshold`" in readme
+    assert json.loads((tmp_path / "served" / "labels.json").read_text())["task_settings"]["null_threshold"] == -1.5
