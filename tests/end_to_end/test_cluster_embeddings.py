@@ -6,7 +6,6 @@ import random
 import signal
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from builders import make_learner
@@ -77,12 +76,9 @@ def assert_same_run(ours, theirs):
     np.testing.assert_allclose(records(ours, "eval", "mrr@10"), records(theirs, "eval", "mrr@10"), atol=0.05)
 
 
-@pytest.mark.parametrize(("count", "devices", "accumulate"), [(2, 1, 1), (2, 2, 4)])
-def test_several_processes_train_on_the_batch_of_one(
-    repository, source, pretrained, alone, tmp_path, count, devices, accumulate
-):
-    more = f"--config.train.accumulate={accumulate}"
-    finish(start(repository, arguments(source, pretrained, tmp_path / "run", more), count, devices))
+def test_several_processes_train_on_the_batch_of_one(repository, source, pretrained, alone, tmp_path):
+    more = "--config.train.accumulate=4"
+    finish(start(repository, arguments(source, pretrained, tmp_path / "run", more), 2, 2))
     assert_same_run(tmp_path / "run", alone)
     vectors = [
         bert_jax.sentence_embeddings(bert_jax.load_pretrained(workdir), ["ban bin", "din dan"])
@@ -105,19 +101,13 @@ def test_a_guide_sees_the_batch_of_all_processes(repository, source, pretrained,
     np.testing.assert_allclose(*losses, atol=2e-3)
 
 
-def run_killed_and_again(repository, workdir, command, count=2):
-    running = start(repository, command, count)
+def run_killed_and_again(repository, workdir, command):
+    running = start(repository, command, 2)
     wait_for_lines(workdir / "metrics.jsonl", 6, running)
     for process in running:
         process.send_signal(signal.SIGKILL)
     finish(running, -signal.SIGKILL)
-    finish(start(repository, command, count))
-
-
-def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretrained, alone, tmp_path):
-    command = arguments(source, pretrained, tmp_path / "run", "--config.train.accumulate=2")
-    run_killed_and_again(repository, tmp_path / "run", command)
-    assert_same_run(tmp_path / "run", alone)
+    finish(start(repository, command, 2))
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +175,8 @@ def test_a_reranker_sees_all_candidates_in_two_processes_that_were_killed(
 
 def test_a_teacher_in_two_processes_that_were_killed(repository, source, pretrained, alone, tmp_path):
     more = f"--config.teacher.checkpoint={alone}", "--config.teacher.temperature=2"
-    finish(start(repository, arguments(source, pretrained, tmp_path / "one", *more), 1))
-    assert records(tmp_path / "one", "train", "loss")[0] != records(alone, "train", "loss")[0]
-    command = arguments(source, pretrained, tmp_path / "two", *more)
-    run_killed_and_again(repository, tmp_path / "two", command)
-    assert_same_run(tmp_path / "two", tmp_path / "one")
+    one, _ = one_and_two(repository, source, pretrained, tmp_path, *more)
+    assert records(one, "train", "loss")[0] != records(alone, "train", "loss")[0]
 
 
 OF_TOKENS = [
@@ -197,57 +184,29 @@ OF_TOKENS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def of_tokens(repository, source, pretrained, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("tokens") / "run"
-    finish(start(repository, arguments(source, pretrained, workdir, *OF_TOKENS), 1))
-    return workdir
+def one_and_two(repository, source, pretrained, folder, *more):
+    """Returns the work directories of one process, and of two in microbatches that were killed."""
+    finish(start(repository, arguments(source, pretrained, folder / "one", *more), 1))
+    command = arguments(source, pretrained, folder / "two", *more, "--config.train.accumulate=2")
+    run_killed_and_again(repository, folder / "two", command)
+    assert_same_run(folder / "two", folder / "one")
+    return folder / "one", folder / "two"
 
 
-def test_vectors_of_tokens_are_learnt_in_two_processes_that_were_killed(
-    repository, source, pretrained, of_tokens, tmp_path
-):
-    command = arguments(source, pretrained, tmp_path / "run", *OF_TOKENS, "--config.train.accumulate=2")
-    run_killed_and_again(repository, tmp_path / "run", command)
-    assert_same_run(tmp_path / "run", of_tokens)
-    found, expected = (
+def test_vectors_of_tokens_are_learnt_in_two_processes_that_were_killed(repository, source, pretrained, tmp_path):
+    vectors = [
         bert_jax.multi_vectors(bert_jax.load_pretrained(workdir), ["ban bin", "din dan"], kind="query")
-        for workdir in (tmp_path / "run", of_tokens)
-    )
-    np.testing.assert_allclose(found, expected, atol=0.05)
-
-
-def test_a_killed_run_of_vectors_of_tokens_has_the_same_bytes(repository, source, pretrained, of_tokens, tmp_path):
-    command = arguments(source, pretrained, tmp_path / "run", *OF_TOKENS)
-    run_killed_and_again(repository, tmp_path / "run", command, 1)
-    assert records(tmp_path / "run", "train", "loss") == records(of_tokens, "train", "loss")
-    found, expected = (bert_jax.load_pretrained(workdir).params for workdir in (tmp_path / "run", of_tokens))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+        for workdir in one_and_two(repository, source, pretrained, tmp_path, *OF_TOKENS)
+    ]
+    np.testing.assert_allclose(*vectors, atol=0.05)
 
 
 SPARSE = [f"--config.task.embedding.{option}" for option in ("kind=sparse", "passage_flops=0.1", "query_table=True")]
 
 
-@pytest.fixture(scope="module")
-def sparse_alone(repository, source, pretrained, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("sparse") / "run"
-    finish(start(repository, arguments(source, pretrained, workdir, *SPARSE), 1))
-    return workdir
-
-
-def test_sparse_vectors_in_two_processes_that_were_killed(repository, source, pretrained, sparse_alone, tmp_path):
+def test_sparse_vectors_in_two_processes_that_were_killed(repository, source, pretrained, tmp_path):
     """FLOPS goes on to rise where it was."""
-    command = arguments(source, pretrained, tmp_path / "run", *SPARSE, "--config.train.accumulate=2")
-    run_killed_and_again(repository, tmp_path / "run", command)
-    assert_same_run(tmp_path / "run", sparse_alone)
+    workdirs = one_and_two(repository, source, pretrained, tmp_path, *SPARSE)
     for name in ("passage_flops", "query_terms"):
-        both = [records(workdir, "train", name) for workdir in (tmp_path / "run", sparse_alone)]
+        both = [records(workdir, "train", name) for workdir in workdirs]
         np.testing.assert_allclose(*both, rtol=1e-2)
-
-
-def test_a_killed_sparse_run_ends_with_the_same_bytes(repository, source, pretrained, sparse_alone, tmp_path):
-    command = arguments(source, pretrained, tmp_path / "run", *SPARSE)
-    run_killed_and_again(repository, tmp_path / "run", command, count=1)
-    models = [bert_jax.load_pretrained(workdir) for workdir in (tmp_path / "run", sparse_alone)]
-    jax.tree.map(np.testing.assert_array_equal, *(dict(model.params) for model in models))
-    assert records(tmp_path / "run", "train", "loss") == records(sparse_alone, "train", "loss")

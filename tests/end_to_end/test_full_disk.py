@@ -71,7 +71,7 @@ WRITERS: dict[str, Callable] = {
 
 @pytest.mark.parametrize(
     ("form", "free"),
-    [(form, free) for form in WRITERS for free in (0, 4, 16, 60) if form != "export" or free == 60],  # it takes long
+    [("bert_jax", 0), ("hf", 4), ("bert_jax", 16), ("hf", 60), ("export", 60)],
 )
 def test_a_model_is_whole_or_not_there(disk, form, free, capfd):
     bert = growing_bert()
@@ -119,13 +119,12 @@ def test_what_is_written_after_the_error_is_removed_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_disk_that_another_program_fills_ends_a_run_with_one_line_at_the_end(repository, disk, toy_data, count):
+def test_a_disk_that_another_program_fills_ends_a_run_with_one_line_at_the_end(repository, disk, toy_data):
     """The record of a step, TensorBoard's, or the save fails first."""
     workdir = disk.path / "run"
     changes = ("train.num_steps=100000", "eval.every_steps=0", "checkpoint.every_steps=3", "report.tensorboard=True")
     arguments = [*processes.TRAIN, f"--workdir={workdir}", f"--config.data.path={toy_data}"]
-    running = processes.start(repository, [*arguments, *(f"--config.{change}" for change in changes)], count)
+    running = processes.start(repository, [*arguments, *(f"--config.{change}" for change in changes)], 2)
     processes.wait_for_lines(workdir / "metrics.jsonl", 6, running)
     with contextlib.suppress(OSError), open(disk.path / "filler", "wb") as stream:
         while True:
@@ -171,7 +170,7 @@ def test_the_last_save_of_fine_tuning_is_made_up(disk, tmp_path):
     assert after.metrics == before.metrics and load_pretrained(workdir / "finetuned").task == "sequence_classification"
 
 
-@pytest.mark.parametrize("free", [0, 3, 8, 14])
+@pytest.mark.parametrize("free", [0, 8])
 def test_a_data_set_goes_on_where_it_was(disk, toy_data, tmp_path, free):
     texts = str(toy_data.parent / "text.txt"), str(toy_data.parent / "vocab.txt")
     options = prepare.PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1)

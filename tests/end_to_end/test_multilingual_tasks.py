@@ -64,8 +64,10 @@ CUT_SHORT = {"ar": 5, "de": 1, "en": 1, "hi": 2, "tr": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learn", [learn_wordpiece, learn_unigram])
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("language", "learn"),
+    [*((language, learn_wordpiece) for language in LANGUAGES), ("vi", learn_unigram), ("zh", learn_unigram)],
+)
 def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
     examples = read_squad(str(shared_data / "xquad" / f"xquad.{language}.json.gz"), "dev", "1.1")
     assert len(examples) == 970
@@ -110,9 +112,8 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", WITHOUT_BLANKS)
-def test_questions_are_learnt_and_scored_end_to_end(shared_data, tmp_path, language):
-    path = str(shared_data / "xquad" / f"xquad.{language}.json.gz")
+def test_questions_are_learnt_and_scored_end_to_end(shared_data, tmp_path):
+    path = str(shared_data / "xquad" / "xquad.zh.json.gz")
     examples = read_squad(path, "dev", "1.1")
     tokenizer = learn_unigram(text_of(examples), 3000)
     start = make_start(tmp_path / "start", tokenizer, max_positions=256)
