@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from builders import message
 from commands import run_python
 
 import bert_jax
@@ -28,13 +29,7 @@ TEXTS = [f"{one} . {two}" for one in ("ban", "dar", "lin") for two in ("bes", "k
 
 
 @pytest.fixture(scope="module")
-def dense(pretrained):
-    return pretrained
-
-
-@pytest.fixture(scope="module")
-def model(dense, tmp_path_factory):
-    bert = bert_jax.load_pretrained(dense)
+def model(bert, tmp_path_factory):
     kernel = np.random.default_rng(0).normal(size=(bert.config.hidden_size, 8)).astype(np.float32)
     task = TaskConfig(name="embeddings", max_seq_length=16, embedding=SETTINGS)
     params = {"encoder": bert.params["encoder"], "projection": {"kernel": kernel}}
@@ -78,7 +73,7 @@ def test_scores_are_sums_of_the_largest_products():
         bert_jax.maxsim(texts, [np.zeros((2, 3))])
 
 
-def test_a_search_finds_the_best_scores_and_a_first_search_is_ordered_anew(model, dense):
+def test_a_search_finds_the_best_scores_and_a_first_search_is_ordered_anew(model):
     bert, queries = bert_jax.load_pretrained(model), ["ban bes", "lin"]
     corpus = [Passage(number, text) for number, text in enumerate(TEXTS)]
     asked, searched = (bert_jax.multi_vectors(bert, texts, kind=kind)
@@ -94,30 +89,31 @@ def test_a_search_finds_the_best_scores_and_a_first_search_is_ordered_anew(model
     assert search(bert, [], corpus) == []
 
 
-@pytest.mark.parametrize(
-    ("call", "problem"),
-    [
-        (lambda bert: bert_jax.multi_vectors(bert, ["a"], kind="y"), "kind 'y' is unknown; use x, query, passage"),
-        (lambda bert: bert_jax.multi_vectors(bert, [("a", "b")]), r"text 1 is \('a', 'b'\), not a text"),
-        (lambda bert: bert_jax.multi_vectors(bert, ["ban " * 20], long_texts="refuse"), "text 1 has more than 16"),
-        (lambda bert: bert_jax.multi_vectors(bert, ["a"], max_seq_length=99), "max_seq_length 99 is not from 5 to the"),
-        (lambda bert: bert_jax.sentence_embeddings(bert, ["a"]), "a vector for each token; take multi_vectors"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_asked_is_named(model, call, problem):
-    with pytest.raises(InputError, match=problem):
-        call(bert_jax.load_pretrained(model))
-
-
-def test_other_models_have_no_vectors_of_tokens(dense):
-    with pytest.raises(InputError, match=r"was not trained for vectors of tokens; train one with task.embedding.kind"):
-        bert_jax.multi_vectors(bert_jax.load_pretrained(dense), ["a"])
+def test_what_cannot_be_asked_is_named(model, bert):
+    trained = bert_jax.load_pretrained(model)
+    for texts, options, told in (
+        (["a"], {"kind": "y"}, "kind 'y' is unknown; use x, query, passage"),
+        ([("a", "b")], {}, "text 1 is ('a', 'b'), not a text"),
+        (["ban " * 20], {"long_texts": "refuse"}, "text 1 has more than 16"),
+        (["a"], {"max_seq_length": 99}, "max_seq_length 99 is not from 5 to the"),
+    ):
+        assert told in message(bert_jax.multi_vectors, trained, texts, **options)
+    assert "a vector for each token; take multi_vectors" in message(bert_jax.sentence_embeddings, trained, ["a"])
+    told = "was not trained for vectors of tokens; train one with task.embedding.kind"
+    assert told in message(bert_jax.multi_vectors, bert, ["a"])
 
 
 @pytest.mark.slow
-def test_the_command_orders_what_another_model_found(model, dense, tmp_path):
+def test_the_command_orders_what_another_model_found(model, pretrained, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS) + "\n")
-    command = ["-m", "bert_jax", "search", f"--corpus={tmp_path}/corpus.txt", f"--checkpoint={dense}", "--format=json"]
+    command = [
+        "-m",
+        "bert_jax",
+        "search",
+        f"--corpus={tmp_path}/corpus.txt",
+        f"--checkpoint={pretrained}",
+        "--format=json",
+    ]
     done = run_python([*command, "--rerank=maxsim", f"--rerank_model={model}", "--k=2"], text="ban bes\n\n")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -126,5 +122,5 @@ def test_the_command_orders_what_another_model_found(model, dense, tmp_path):
     assert list(lines[0]["found"][0]) == ["id", "score", "text"] and lines[1]["found"] == []
     done = run_python([*command, "--rerank=maxsim"], text="ban\n")
     assert done.returncode == 1 and "--rerank and --rerank_model go together" in done.stderr
-    done = run_python([*command, "--rerank=maxsim", f"--rerank_model={dense}"], text="ban\n")
+    done = run_python([*command, "--rerank=maxsim", f"--rerank_model={pretrained}"], text="ban\n")
     assert done.returncode == 1 and "was not trained for vectors of tokens" in done.stderr

@@ -2,16 +2,18 @@
 """Hard negatives are those that a sort of all scores finds, whatever the limits; as a command too."""
 
 import json
-import random
 
 import numpy as np
 import pytest
-from builders import make_pretrained, message
+from builders import message, write
 from commands import run_python
 
 from bert_jax import InputError, Limits, load_pretrained, mine_negatives
 from bert_jax.inference import negatives as module
 from bert_jax.inference.negatives import judge_of
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.embeddings.read import read_texts
+from bert_jax.tasks.texts import Scored
 
 QUERIES = [f"query {number}" for number in range(7)]
 PASSAGES = [f"passage {number}" for number in range(40)]
@@ -71,29 +73,28 @@ def expected(score, count, limits, cosine, depth):
 
 
 @pytest.mark.parametrize(
-    ("count", "limits", "depth"),
+    ("count", "limits", "depth", "judged"),
     [
-        (3, Limits(), 7),  # four pairs of a query and three negatives
-        (2, Limits(range_min=2), 8),
-        (3, Limits(range_min=1, range_max=5, max_score=0.4), 5),
-        (2, Limits(absolute_margin=0.1), 24),
-        (4, Limits(relative_margin=0.05), 44),
-        (3, Limits(min_score=0.2), 7),
-        (3, Limits(relative_margin=-0.5, min_score=-0.3, max_score=0.6), 34),
+        (3, Limits(), 7, False),  # four pairs of a query and three negatives
+        (3, Limits(), 34, True),
+        (2, Limits(range_min=2), 8, False),
+        (3, Limits(range_min=1, range_max=5, max_score=0.4), 5, True),
+        (2, Limits(absolute_margin=0.1), 24, False),
+        (4, Limits(relative_margin=0.05), 44, False),
+        (3, Limits(min_score=0.2), 7, False),
+        (3, Limits(relative_margin=-0.5, min_score=-0.3, max_score=0.6), 34, True),
     ],
 )
-@pytest.mark.parametrize("judged", [False, True])
 def test_negatives_are_those_of_a_sort(vectors, count, limits, depth, judged):
-    if judged:
-        depth = limits.range_max or limits.range_min + 4 + 10 * count
     judge = (lambda pairs: [score_by_number(*pair) for pair in pairs]) if judged else None
-    score = score_by_number if judged else vectors
     found = mine_negatives(None, PAIRS, CORPUS, count, limits, judge=judge)
-    wanted = expected(score, count, limits, vectors, depth)
+    wanted = expected(score_by_number if judged else vectors, count, limits, vectors, depth)
     assert [each[:3] for each in found] == [each[:3] for each in wanted]
     for one, other in zip(found, wanted):
         np.testing.assert_allclose(one.scores, other[3], atol=1e-6)
     assert any(one.negatives for one in found) and len(found) == 9
+    (alone,) = mine_negatives(None, PAIRS[:1], num_negatives=1, judge=judge)
+    assert alone.negatives == [] and len(alone.scores) == 1
 
 
 def test_random_ones_are_of_those_within_the_limits(vectors):
@@ -124,45 +125,25 @@ def test_what_leaves_no_negatives_is_named(options, said):
 
 
 def test_a_judge_gives_numbers():
+    said = [Scored(0.5), Scored(2.0)]
+    assert judge_of(lambda pairs: said)([("a", "b"), ("a", "c")]) == [0.5, 2.0]
     with pytest.raises(InputError, match="does not give a pair a number"):
         judge_of(lambda pairs: ["entailment" for _ in pairs])([("a", "b")])
 
 
-def test_few_passages_give_fewer_negatives(vectors):
-    [mined] = mine_negatives(None, PAIRS[:1])
-    assert mined.negatives == [] and len(mined.scores) == 1
-
-
 @pytest.mark.slow
-def test_the_command_writes_what_training_reads(tmp_path):
-    model = make_pretrained(tmp_path)
-    words = ["ban", "bes", "kut", "dar", "lin", "mot"]
-    rng = random.Random(0)
-    texts = sorted({" ".join(rng.sample(words, 3)) for _ in range(30)})
-    pairs = [{"query": text, "positive": f"{text} the"} for text in texts]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    (tmp_path / "corpus.txt").write_text("the gen\n\nban the bes\n")
-    arguments = ["-m", "bert_jax", "mine_negatives", f"--checkpoint={model}", f"--pairs={tmp_path}/pairs.jsonl"]
-    output = tmp_path / "mined.jsonl"
-    done = run_python(
-        [*arguments, f"--corpus={tmp_path}/corpus.txt", f"--output={output}", "--num_negatives=2", "--max_score=0.999"]
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{len(pairs)} pairs have {2 * len(pairs)} negatives, 2.00 each" in done.stderr
-    records = [json.loads(line) for line in output.read_text().splitlines()]
-    wanted = mine_negatives(
-        load_pretrained(model),
-        [(pair["query"], pair["positive"]) for pair in pairs],
-        ["the gen", "ban the bes"],
-        num_negatives=2,
-        limits=Limits(max_score=0.999),
-    )
-    assert [(record["query"], record["negative"]) for record in records] == [(e.query, e.negatives) for e in wanted]
-    from bert_jax.settings.finetuning import TaskConfig
-    from bert_jax.tasks.embeddings.read import read_texts
-
-    read = read_texts(TaskConfig(name="embeddings"), str(output), "train")
+def test_the_command_writes_what_training_reads(pretrained, tmp_path):
+    texts = ["ban bes kut", "dar lin mot", "bes dar lin", "kut mot ban"]
+    pairs, corpus = [(text, f"{text} the") for text in texts], ["the gen", "ban the bes"]
+    lines = [json.dumps({"query": query, "positive": positive}) for query, positive in pairs]
+    places = [f"--pairs={write(tmp_path / 'pairs.jsonl', chr(10).join(lines))}", f"--output={tmp_path}/mined.jsonl"]
+    places.append(f"--corpus={write(tmp_path / 'corpus.txt', chr(10).join(corpus))}")
+    command = ["-m", "bert_jax", "mine_negatives", f"--checkpoint={pretrained}"]
+    done = run_python([*command, *places, "--num_negatives=2", "--max_score=0.999"])
+    assert done.returncode == 0 and "4 pairs have 8 negatives, 2.00 each" in done.stderr, done.stderr
+    wanted = mine_negatives(load_pretrained(pretrained), pairs, corpus, 2, Limits(max_score=0.999))
+    read = read_texts(TaskConfig(name="embeddings"), str(tmp_path / "mined.jsonl"), "train")
     assert [example.texts for example in read] == [(e.query, e.positive, *e.negatives) for e in wanted]
-    (tmp_path / "graded.jsonl").write_text('{"sentence1": "ban", "sentence2": "bes", "score": 1}\n')
-    done = run_python([*arguments[:4], f"--pairs={tmp_path}/graded.jsonl", "--output=-"])
+    graded = write(tmp_path / "graded.jsonl", '{"sentence1": "ban", "sentence2": "bes", "score": 1}\n')
+    done = run_python([*command, f"--pairs={graded}", "--output=-"])
     assert done.returncode == 1 and "has graded pairs" in done.stderr and done.stderr.count("\n") == 1

@@ -6,19 +6,18 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from builders import growing_bert
+from builders import growing_bert, message
 
 import bert_jax
 from bert_jax.batch import Batch
 from bert_jax.batches import infer
-from bert_jax.errors import InputError
 from bert_jax.inference.minimal_pairs import Pair, accuracies
 from bert_jax.inference.sentence_scores import LOG_LIKELIHOOD, METHODS, score_sentences, token_scores
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import forward as forward_of
 
-# corona is co ##ro ##na, and banana ban ##a ##na; the first sentence and the last have the same tokens.
-SENTENCES = ["the corona .", "ban banana di bas the banana .", "dar", "banana corona", "the  CORONA."]
+# corona is co ##ro ##na, banana ban ##a ##na, and zebra [UNK]; the first sentence and the last have the same tokens.
+SENTENCES = ["the corona .", "the zebra banana .", "dar", "banana corona", "the  CORONA."]
 
 
 @pytest.fixture(scope="module")
@@ -111,33 +110,25 @@ def test_identical_sentences_are_computed_once_and_tie(bert):
     assert (table.overall.right, table.overall.ties) == (0, 2)
 
 
-def test_unknown_words_are_scored_as_unknown(bert, forward):
-    sentence = "the zebra ban bas ."
-    (found,) = token_scores(bert, [sentence])
-    assert bert.tokenizer.tokenize(sentence)[1] == "[UNK]"
-    np.testing.assert_allclose(found, plain_scores(bert, sentence, "original", forward), atol=2e-5)
-
-
 def test_what_cannot_be_scored_is_named(bert, causal):
-    with pytest.raises(InputError, match=r"in.txt:2 has 17 tokens with .CLS. and .SEP., and there is room for 16"):
-        score_sentences(bert, ["the", "the " * 15], names=["in.txt:1", "in.txt:2"], long_texts="refuse")
-    for empty in ("", " ", "\u200b"):
-        with pytest.raises(InputError, match="sentence 2 has no token"):
-            score_sentences(bert, ["the", empty])
+    headless = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]}, task="encoder")
+    broken = dataclasses.replace(bert, params=jax.tree.map(lambda leaf: leaf * np.nan, bert.params))
+    names = ["in.txt:1", "in.txt:2"]
+    for model, sentences, options, told in (
+        (
+            bert,
+            ["the", "the " * 15],
+            {"long_texts": "refuse"},
+            "in.txt:2 has 17 tokens with [CLS] and [SEP], and there",
+        ),
+        (bert, ["the", " "], {"names": None}, "sentence 2 has no token"),
+        (bert, ["the", "\u200b"], {}, "in.txt:2 has no token"),
+        (bert, "the", {}, "single text"),
+        (bert, ["the"], {"method": "l2r"}, "method 'l2r' is unknown"),
+        (causal, ["the"], {"method": "original"}, "that reads from left to right; use log_likelihood"),
+        (headless, ["the"], {}, "no head that predicts words"),
+        (broken, ["the"], {}, "in.txt:1: a score is not finite; the model's parameters"),
+    ):
+        assert told in message(score_sentences, model, sentences, **{"names": names} | options)
     assert score_sentences(bert, []).shape == (0,)
     assert len(token_scores(bert, ["the " * 14])[0]) == 14  # as long as it may be
-    with pytest.raises(InputError, match="single text"):
-        score_sentences(bert, "the")
-    with pytest.raises(InputError, match="method 'l2r' is unknown"):
-        score_sentences(bert, ["the"], "l2r")
-    with pytest.raises(InputError, match="that reads from left to right; use log_likelihood"):
-        score_sentences(causal, ["the"], "original")
-    headless = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]}, task="encoder")
-    with pytest.raises(InputError, match="no head that predicts words"):
-        score_sentences(headless, ["the"])
-
-
-def test_scores_that_are_not_finite_are_refused(bert):
-    broken = dataclasses.replace(bert, params=jax.tree.map(lambda leaf: leaf * np.nan, bert.params))
-    with pytest.raises(InputError, match=r"in.txt:1: a score is not finite; the model's parameters"):
-        token_scores(broken, ["the"], names=["in.txt:1"])

@@ -7,26 +7,16 @@ import json
 import jax
 import numpy as np
 import pytest
-from builders import message
+from builders import message, write
 from commands import run_python
 
-from bert_jax import load_pretrained, open_vectors, quantize, sentence_embeddings, write_vectors
+from bert_jax import open_vectors, quantize, sentence_embeddings, write_vectors
 from bert_jax.data.vectors import unit
 from bert_jax.inference import vectors as module
 from bert_jax.inference.search import Passage, search
 
 TEXTS = [f"{one} {two} {end}" for one in ("ban", "dar", "lin") for two in ("bes", "kut") for end in ("the", "gen", ".")]
 ROWS = 4  # of a shard: 18 texts make five
-
-
-@pytest.fixture(scope="module")
-def path(pretrained):
-    return pretrained
-
-
-@pytest.fixture(scope="module")
-def bert(path):
-    return load_pretrained(path)
 
 
 @pytest.fixture(scope="module")
@@ -120,39 +110,41 @@ def test_codes_of_8_bits_are_those_of_all_vectors_however_they_were_stopped(bert
     codes = quantize(floats, "uint8")
     assert (np.concatenate(opened.shards) == codes).all()
     assert (quantize(floats, "uint8", opened.ranges) == codes).all()
-    assert sorted(child.name for child in (tmp_path / "out").iterdir()) == sorted(
-        ["manifest.json", *(f"{kind}-0000{n}.{end}" for kind, end in KINDS for n in range(5)), ".lock"]
-    )
-
-
-KINDS = (("vectors", "npy"), ("texts", "parquet"))
+    names = [f"{kind}-0000{n}.{end}" for kind, end in (("vectors", "npy"), ("texts", "parquet")) for n in range(5)]
+    assert {child.name for child in (tmp_path / "out").iterdir()} == {"manifest.json", *names, ".lock"}
 
 
 def test_another_model_or_input_or_option_is_refused(bert, corpus, tmp_path, embedded):
     out = tmp_path / "out"
     stop_after(1, embedded, bert, corpus, out)
-
-    def refused(corpus=corpus, bert=bert, **options):
-        return message(write_vectors, bert, corpus, out, **({"shard_rows": ROWS} | options))
-
-    fix = "choose another output directory, or delete this one"
-    other = jax.tree.map(lambda leaf: leaf * 2, bert.params)
-    changed = dataclasses.replace(bert, params=other)
-    (tmp_path / "other.txt").write_text("ban\n")
+    changed = dataclasses.replace(bert, params=jax.tree.map(lambda leaf: leaf * 2, bert.params))
+    other = write(tmp_path / "other.txt", "ban\n")
     for _ in ("unfinished", "finished"):
-        assert refused(precision="int8") == f"{out} was begun with precision 'float32', not 'int8'; {fix}"
-        assert refused(shard_rows=5) == f"{out} was begun with shard_rows 4, not 5; {fix}"
-        assert refused(kind="query") == f"{out} was begun with kind 'passage', not 'query'; {fix}"
-        assert refused(corpus=str(tmp_path / "other.txt")) == f"{out} was begun with another input; {fix}"
-        assert refused(bert=changed) == f"{out} was begun with another model; {fix}"
+        for change, told in (
+            ({"precision": "int8"}, "precision 'float32', not 'int8'"),
+            ({"shard_rows": 5}, "shard_rows 4, not 5"),
+            ({"kind": "query"}, "kind 'passage', not 'query'"),
+            ({"corpus": other}, "another input"),
+            ({"bert": changed}, "another model"),
+        ):
+            options = {"bert": bert, "corpus": corpus, "output": out, "shard_rows": ROWS} | change
+            found = message(write_vectors, **options)
+            assert found == f"{out} was begun with {told}; choose another output directory, or delete this one"
         write_vectors(bert, corpus, out, shard_rows=ROWS)
     assert "has vectors of another model" in message(search, changed, ["ban"], open_vectors(out))
-    assert "holds something else; choose a new" in message(write_vectors, bert, corpus, tmp_path)
-    assert "precision 'int4' is unknown" in refused(precision="int4")
-    (tmp_path / "empty.txt").write_text("\n")
-    assert "has no text" in message(write_vectors, bert, str(tmp_path / "empty.txt"), tmp_path / "empty")
-    (tmp_path / "empty.csv").write_text("text,n\n,1\n,2\n")
-    assert "none of 2 lines or rows" in message(write_vectors, bert, str(tmp_path / "empty.csv"), tmp_path / "rows")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "precision", "told"),
+    [
+        ("a.txt", "ban", "int4", "precision 'int4' is unknown"),
+        ("a.txt", "\n", "float32", "has no text"),
+        ("a.csv", "text,n\n,1\n,2\n", "float32", "none of 2 lines or rows"),
+        ("out/a.txt", "ban", "float32", "holds something else; choose a new"),
+    ],
+)
+def test_what_makes_no_directory_is_refused(bert, tmp_path, name, content, precision, told):
+    assert told in message(write_vectors, bert, write(tmp_path / name, content), tmp_path / "out", precision)
 
 
 def test_shards_of_other_processes_that_are_not_seen_are_told(bert, corpus, tmp_path, monkeypatch):
@@ -201,19 +193,17 @@ def test_damage_is_told_when_a_directory_is_opened(bert, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_commands(path, corpus, tmp_path):
-    arguments = [*("-m", "bert_jax", "extract_features"), f"--checkpoint={path}", f"--input={corpus}"]
-    done = run_python([*arguments, f"--output={tmp_path}/out/", "--pooling=mean", "--precision=int8", "--shard_rows=4"])
+def test_the_commands(pretrained, corpus, tmp_path):
+    extract = ["-m", "bert_jax", "extract_features", f"--checkpoint={pretrained}", f"--input={corpus}"]
+    done = run_python([*extract, f"--output={tmp_path}/out/", "--pooling=mean", "--precision=int8", "--shard_rows=4"])
     assert done.returncode == 0 and "18 vectors in 5 shards" in done.stderr, done.stderr
-    find = [*("-m", "bert_jax", "search"), f"--checkpoint={path}", f"--corpus={tmp_path}/out", "--k=2"]
-    done = run_python([*find, f"--output={tmp_path}/found.jsonl"], text=f"{TEXTS[3]}\n\n")
-    found, blank = map(json.loads, (tmp_path / "found.jsonl").read_text().splitlines())
-    assert done.returncode == 0 and blank["found"] == []
-    assert (found["found"][0]["id"], found["found"][0]["text"]) == ("d3", TEXTS[3])
-    assert found["found"][0]["cosine"] == pytest.approx(1, abs=0.02)
+    find = ["-m", "bert_jax", "search", f"--checkpoint={pretrained}", f"--corpus={tmp_path}/out", "--k=2"]
+    done = run_python([*find, "--format=json"], text=f"{TEXTS[3]}\n")
+    best, _ = json.loads(done.stdout)["found"]
+    assert (best["id"], best["text"]) == ("d3", TEXTS[3]) and best["cosine"] == pytest.approx(1, abs=0.02)
     for wrong, said in (
         (["--output=x.npz", "--precision=int8"], "--precision=int8 is of a directory; write --output=DIR/"),
         (["--output=x/"], "--output=x/ holds a vector for each text; give --pooling too"),
     ):
-        done = run_python([*arguments, *wrong])
+        done = run_python([*extract, *wrong])
         assert done.returncode == 1 and said in done.stderr
