@@ -10,11 +10,9 @@ from bert_jax.devices.chips import CHIPS, GPUS, TPUS, peak_flops
     ("device_kind", "dtype", "teraflops"),
     [
         ("TPU v5 lite", "bfloat16", 197),
-        ("TPU v5p", "bfloat16", 459),
         ("TPU v5", "float32", 459),
         ("NVIDIA H100 PCIe", "bfloat16", 756),
         ("NVIDIA A100-SXM4-80GB", "float32", 156),
-        ("NVIDIA L40S", "bfloat16", 0),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", 0),
         ("NVIDIA H200", "float8", 0),
         ("cpu", "float32", 0),

@@ -41,6 +41,12 @@ def job(left, monkeypatch):
         one.close()
 
 
+def wait_for(true):
+    deadline = time.monotonic() + 10
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def test_an_error_in_a_collective_has_the_status_of_its_cause(job):
     """A line that another has told is an error like any, and only a process that is lost is worth another try."""
     several = job(2)
@@ -71,9 +77,7 @@ def test_a_watch_ends_its_process_where_another_is_lost_or_has_failed(job, left,
     monkeypatch.setattr(members, "_GRACE_SECONDS", 0.2)
     several = job(2, lost_seconds=0.5)
     several[1].close()
-    deadline = time.monotonic() + 10
-    while not left and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: left)
     assert left[0][0] == LostProcessError.STATUS and "process 1 (" in left[0][1]
 
 
@@ -82,9 +86,7 @@ def test_all_end_with_the_status_and_the_line_of_the_one_that_found_a_process_lo
     monkeypatch.setattr(members, "_GRACE_SECONDS", 0.2)
     several = job(3)
     several[0].tell_failure("process 2 (there) has not been heard of", LostProcessError.STATUS)
-    deadline = time.monotonic() + 10
-    while not left and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: left)
     assert left[0] == (LostProcessError.STATUS, "process 2 (there) has not been heard of")
     assert str(several[1].failure_of_another()) == "process 2 (there) has not been heard of"
 
@@ -120,9 +122,7 @@ def test_a_watch_ends_the_first_process_after_the_others(job, monkeypatch, told)
         several[2].close()
     else:
         several[0].lost_seconds = 0.5
-    deadline = time.monotonic() + 10
-    while 0 not in {index for index, *_ in ended} and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: 0 in {index for index, *_ in ended})
     assert [index for index, *_ in ended][-1] == 0 and {index for index, *_ in ended} == ({0, 1} if told else {0, 1, 2})
     assert {status for _, status, _ in ended} == {LostProcessError.STATUS}
     assert all("process 3 (" in line and "not been heard of" in line for *_, line in ended)

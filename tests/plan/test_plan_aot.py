@@ -42,13 +42,8 @@ pytestmark = pytest.mark.tpu_aot
 # Size, phase, topology, rows of a chip: full rows, no rematerialisation, bfloat16.
 PROGRAMS = (
     ("large", 1, "v5e:4x4", 16),
-    ("large", 2, "v5e:4x4", 2),
-    ("base", 1, "v5e:4x4", 32),
-    ("base", 2, "v5e:4x4", 8),
     ("large", 1, "v5e:16x16", 16),
     ("large", 2, "v4:4x4x8", 8),
-    ("base", 1, "v4:4x4x8", 32),
-    ("large", 2, "v6e:16x16", 8),
     ("base", 2, "v6e:16x16", 8),
 )
 
@@ -72,11 +67,6 @@ def plan_of(size, phase, topology, rows, **model):
 # What is sent, in bytes of all float32 parameters, by kind and dtype; what is less than 0.02 of them is left out.
 CONFIGURATIONS = {
     "gradient_dtype": ({"model": {"gradient_dtype": "bfloat16"}}, {"all-reduce bf16": 0.49}),
-    "zero1": (
-        {"train": TrainConfig(zero1=True)},
-        {"all-gather f32": 0.61, "all-gather bf16": 0.2, "reduce-scatter f32": 1.0},
-    ),
-    "accumulate": ({"train": TrainConfig(accumulate=4)}, {"all-reduce f32": 1.0}),
     "zero1, accumulate, gradient_dtype": (
         {"train": TrainConfig(zero1=True, accumulate=4), "model": {"gradient_dtype": "bfloat16"}},
         {"all-gather f32": 0.61, "all-gather bf16": 0.2, "reduce-scatter bf16": 0.32, "all-reduce bf16": 0.18},
@@ -93,12 +83,10 @@ CONFIGURATIONS = {
         },
     ),
     # Parts of activations are added up in the compute dtype, and gradients, which are divided too, in float32.
-    "tensor": ({"mesh": MeshConfig(data=2, tensor=4)}, {"all-reduce f32": 0.32, "all-reduce bf16": 0.24}),
     "mixture": (
         {"mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
         {"all-reduce f32": 0.64, "all-reduce bf16": 0.25, "all-gather f32": 0.34, "all-gather bf16": 0.19},
     ),
-    "fused attention": ({"model": {"attention": "fused"}}, {"all-reduce f32": 1.0}),
     "fused attention over heads": (
         {"model": {"attention": "fused"}, "mesh": MeshConfig(data=2, tensor=4)},
         {"all-reduce f32": 0.32, "all-reduce bf16": 0.24},
@@ -159,8 +147,7 @@ def test_eight_rows_of_512_of_bert_large_fit_a_v5e_chip():
     assert not too_many.fits and "model.remat=dots" in too_many.problem
 
 
-@pytest.mark.parametrize("size", ["base", "large"])
-@pytest.mark.parametrize("phase", [1, 2])
+@pytest.mark.parametrize(("size", "phase"), [("base", 1), ("large", 2)])
 def test_no_float32_matrix_product_in_bfloat16(size, phase):
     """As asked for: libtpu multiplies bfloat16 whatever comes. The bias of the vocabulary is a vector.
 
@@ -186,8 +173,10 @@ def test_the_forward_pass_moves_nothing_but_sums():
     assert found and all(collective.bytes <= 1024 for collective in found)
 
 
-@pytest.mark.parametrize("size, rows", [(32, 64), (128, 64), (256, 16), (384, 8), (512, 8)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("size", "rows", "dtype"),
+    [(32, 64, "bfloat16"), (128, 64, "float32"), (256, 16, "bfloat16"), (384, 8, "float32"), (512, 8, "float32")],
+)
 def test_programs_of_attention_fit_the_vector_memory(size, rows, dtype):
     """Heads of 64; `rows_of_a_program` reckons with at least as many bytes as libtpu takes."""
     shape = AttentionShape(16, 64, False, 58982)
@@ -201,14 +190,7 @@ def test_programs_of_attention_fit_the_vector_memory(size, rows, dtype):
         call = next(line for line in text.splitlines() if "tpu_custom_call" in line)
         taken = re.search(r'used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"', call)
         assert taken, call[-500:]
-        print(
-            size,
-            rows,
-            dtype,
-            function.__name__,
-            on_tpu.rows_of_a_program(rows, size, 128, array.dtype.itemsize),
-            taken[1],
-        )
+        print(size, rows, dtype, function.__name__, taken[1])
         assert int(taken[1]) <= on_tpu.PROGRAM_BYTES
 
 
@@ -233,9 +215,15 @@ def test_kernels_take_rotary_positions_and_leave_windows_of_other_lengths_to_pro
     assert on_tpu.fits(shape, array) and not on_tpu.fits(shape._replace(window=64), array)
 
 
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-@pytest.mark.parametrize("size, window", [(1024, 64), (8192, 0)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("topology", "size", "window", "dtype"),
+    [
+        ("v5e:2x2", 1024, 64, "bfloat16"),
+        ("v5e:2x2", 8192, 0, "float32"),
+        ("v5p:2x2x1", 1024, 64, "float32"),
+        ("v6e:2x2", 8192, 0, "bfloat16"),
+    ],
+)
 def test_long_rows_and_windows_are_compiled_without_scores(topology, size, window, dtype):
     shape = AttentionShape(12, 64, False, 2**16, window=window)
     mesh = make_mesh(MeshConfig(), planner.tpu_devices(topology)[0][:1])
