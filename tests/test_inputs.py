@@ -8,6 +8,7 @@ import json
 import os
 import random
 from pathlib import Path
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -214,10 +215,15 @@ def test_what_a_data_set_behind_a_url_lacks_is_said(prepared, bucket):
         records.open_dataset("memory://b/data")
 
 
-def test_a_data_set_is_written_behind_a_url_as_to_a_disk(tmp_path, prepared, vocab, bucket):
+def test_a_data_set_is_written_behind_a_url_as_to_a_disk(tmp_path, prepared, vocab, bucket, monkeypatch):
     (tmp_path / "text").write_bytes(as_text(DOCUMENTS))
     arguments = (str(tmp_path / "text"), vocab)
     manifest = prepare.prepare(*arguments, str(tmp_path / "here"), OPTIONS, num_workers=1)
+    with monkeypatch.context() as patch:  # killed before its upload
+        patch.setattr("bert_jax.data.building.places.upload_directory", mock.Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            prepare.prepare(*arguments, "memory://b/new/", OPTIONS, num_workers=1)
+    assert bucket.find("/b/new") == []
     for _ in range(2):  # made, and found to be there
         assert prepare.prepare(*arguments, "memory://b/new/", OPTIONS, num_workers=1) == manifest
     ours = {path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*")}

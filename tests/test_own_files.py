@@ -16,7 +16,6 @@ from bert_jax.data.building import finished_manifest
 from bert_jax.errors import InputError
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.writing import write_json
@@ -88,16 +87,6 @@ def test_parameters_that_were_damaged_before_they_were_sealed_are_one_line(copy)
     assert "params cannot be restored (Expecting value" in refusal(load_pretrained, copy)
 
 
-@pytest.mark.slow
-def test_every_wrong_type_in_an_exported_model_is_one_line(copy):
-    about = json.loads((copy / "config.json").read_text())
-    rng = random.Random(0)
-    for path in mutations.places(about):
-        for wrong in rng.sample(mutations.WRONG, 5):
-            edit(copy, lambda _: mutations.replaced(about, path, wrong))  # noqa: B023 - called at once
-            mutations.outcome(lambda: load_pretrained(copy))
-
-
 def test_every_wrong_type_in_a_seal_is_damage(copy):
     about, rng = json.loads((copy / SEAL).read_text()), random.Random(0)
     for path in mutations.places(about):
@@ -126,18 +115,6 @@ def test_a_seal_says_what_stands_where(copy):
 IDENTITY = {"dataset": "0" * 64, "later_datasets": []}
 
 
-@pytest.mark.parametrize("kind", [PretrainConfig, pytest.param(FinetuneConfig, marks=pytest.mark.slow)])
-def test_every_wrong_type_in_a_work_directory_is_one_line(tmp_path, kind):
-    config = kind()
-    identity = IDENTITY | {"format": 1, "run": to_dict(config), "model": {}}
-    rng = random.Random(0)
-    for path in mutations.places(identity):
-        wrongs = [mutations.replaced(identity, path, wrong) for wrong in rng.sample(mutations.WRONG, 3)]
-        for content in [*wrongs, *([mutations.without(identity, path)] if path else [])]:
-            (tmp_path / "config.json").write_bytes(mutations.dump(content))
-            mutations.outcome(lambda: check_workdir(tmp_path, identity, config))
-
-
 def test_a_work_directory_says_what_stands_where(tmp_path):
     config = tiny_run("data")
     identity = IDENTITY | {"run": mutations.replaced(to_dict(config), ("train", "num_steps"), "12")}
@@ -160,14 +137,10 @@ def test_a_run_of_an_older_version_lacks_settings_and_has_others(tmp_path):
 
 def test_results_that_are_damaged_are_one_line(tmp_path):
     result = FinetuneResult({"accuracy": 0.5, "loss": float("nan")}, "accuracy", {}, 7, 0, 1.5)
-    write_json(tmp_path / "results.json", {"task": "sst2"} | result._asdict())
+    about = {"task": "sst2"} | result._asdict()
+    write_json(tmp_path / "results.json", about)
     read = read_results(tmp_path)
     assert read is not None and read.step == 7 and np.isnan(read.metrics["loss"])
-    about = json.loads((tmp_path / "results.json").read_text())
-    for path in mutations.places(about):
-        for wrong in mutations.WRONG:
-            (tmp_path / "results.json").write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
-            mutations.outcome(lambda: read_results(tmp_path))
     (tmp_path / "results.json").write_bytes(mutations.dump(mutations.without(about, ("step",))))
     assert "results.json: Object missing required field `step`" in refusal(read_results, tmp_path)
 
@@ -181,12 +154,7 @@ def test_a_file_that_is_not_in_the_directory_is_no_name_of_one(name):
 
 def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
     identity = {"format": "x", "version": 1, "options": {"max_seq_length": 32}, "input": "i", "tokenizer": "t"}
-    about = {"identity": identity}
-    for path in mutations.places(about):
-        for wrong in mutations.WRONG:
-            (tmp_path / "manifest.json").write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
-            mutations.outcome(lambda: finished_manifest(tmp_path, identity))
-    (tmp_path / "manifest.json").write_text(json.dumps({"identity": identity | {"options": []}}))
+    write_json(tmp_path / "manifest.json", {"identity": identity | {"options": []}})
     assert "was begun with max_seq_length None, not 32" in refusal(finished_manifest, tmp_path, identity)
 
 

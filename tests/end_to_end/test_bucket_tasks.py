@@ -3,19 +3,16 @@
 
 import dataclasses
 import json
-import sys
 
 import jax
 import pytest
-from builders import make_learner, make_topics, tiny_run, topics_run, write_corpus, write_vocab
+from builders import make_learner, make_topics, topics_run, write_corpus
 from commands import run_python
-from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
+from whole_runs import assert_same_state, stop_at
 
 import bert_jax
-from bert_jax.data import prepare
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneTrainConfig, SweepConfig
-from bert_jax.settings.pretraining import ReportConfig, TrainConfig
 from bert_jax.storage.places import to_place
 from bert_jax.sweep import sweep
 
@@ -65,36 +62,6 @@ def test_a_grid_of_a_bucket_in_a_bucket_is_as_on_a_disk(bucket_server, bucket, s
     bucket_server.flip_byte(f"{workdir}/finetuned/params/manifest.ocdbt")
     with pytest.raises(InputError, match=rf"{workdir}/finetuned is damaged: file params/manifest.ocdbt has another"):
         bert_jax.load_pretrained(workdir)
-
-
-def test_data_are_prepared_and_packed_into_a_bucket_and_trained_on_from_there(
-    bucket_server, bucket, tmp_path, monkeypatch
-):
-    write_corpus(tmp_path / "text.txt")
-    write_vocab(tmp_path / "vocab.txt")
-    options = prepare.PrepareOptions(max_seq_length=32, holdout_rate=0.1, next_sentence="none", pack=0)
-    arguments = (str(tmp_path / "text.txt"), str(tmp_path / "vocab.txt"))
-    local = prepare.prepare(*arguments, str(tmp_path / "data"), options, 1)
-    url = f"{bucket}/data"
-
-    with monkeypatch.context() as patch:  # killed before its upload
-        patch.setattr("bert_jax.data.building.places.upload_directory", lambda *_: sys.exit(9))
-        with pytest.raises(SystemExit):
-            prepare.prepare(*arguments, url, options, 1)
-    assert bucket_server.names(url) == []
-    assert prepare.prepare(*arguments, url, options, 1) == local
-    assert bucket_server.names(url) == files_below(tmp_path / "data")
-    assert prepare.prepare(*arguments, url, options, 1) == local  # compared, not made again
-    assert not (tmp_path / "cache" / "outputs").exists() or not any((tmp_path / "cache" / "outputs").iterdir())
-    with pytest.raises(InputError, match=rf"{url} was begun with max_seq_length 32, not 64"):
-        prepare.prepare(*arguments, url, dataclasses.replace(options, max_seq_length=64), 1)
-
-    report = ReportConfig(every_steps=1, tensorboard=False, progress=False)
-    runs = [
-        train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2), report=report), workdir)
-        for data, workdir in ((url, to_place(f"{bucket}/run")), (tmp_path / "data", tmp_path / "run"))
-    ]
-    assert_same_state(runs[0].state, runs[1].state)
 
 
 def tool(repository, name, text="", status=0, **options):

@@ -300,47 +300,43 @@ def test_vectors_of_sentences(repository, start, tmp_path):
     np.testing.assert_allclose(arrays["embeddings"], encoded.hidden[:, 0], atol=2e-5)
 
 
-def save_embedder(start, path, task, **settings):
-    """Returns a model as one that was trained to embed texts."""
-    config = TaskConfig(name="embeddings", max_seq_length=16, embedding=EmbeddingConfig(**settings))
-    bert = dataclasses.replace(bert_jax.load_pretrained(start), task=task, task_settings=to_dict(config))
-    bert_jax.save_pretrained(bert, path)
-    return bert_jax.load_pretrained(path)
+@pytest.fixture(params=["sparse", "multi_vector"])
+def embedder(request, start, tmp_path):
+    """Returns the directory of a model as one that was trained to embed texts, and what it makes of the sentences."""
+    kind = request.param
+    settings = EmbeddingConfig(kind=kind, query_prompt="the ", query_length=16 if kind == "multi_vector" else 0)
+    task = to_dict(TaskConfig(name="embeddings", max_seq_length=16, embedding=settings))
+    head = {"sparse": "sparse_embedding", "multi_vector": "token_embeddings"}[kind]
+    bert_jax.save_pretrained(
+        dataclasses.replace(bert_jax.load_pretrained(start), task=head, task_settings=task), tmp_path / "model"
+    )
+    bert = bert_jax.load_pretrained(tmp_path / "model")
+    if kind == "sparse":
+        return tmp_path / "model", bert_jax.sparse_embeddings(bert, SENTENCES, "query", sparse=True)
+    return tmp_path / "model", bert_jax.multi_vectors(bert, SENTENCES, kind="query")
 
 
-def test_words_of_sentences(repository, start, tmp_path):
-    """Of a sparse model, as JSON lines and as arrays."""
-    bert = save_embedder(start, tmp_path / "sparse", "sparse_embedding", kind="sparse", query_prompt="the ")
-    expected = bert_jax.sparse_embeddings(bert, SENTENCES, "query", sparse=True)
+def test_words_and_vectors_of_tokens_of_sentences(repository, embedder, tmp_path):
+    """As JSON lines and as arrays."""
+    model, expected = embedder
     options = {"pooling": "own", "kind": "query"}
-    records = extracted(repository, tmp_path / "sparse", tmp_path, "jsonl", top_k=3, **options)
-    for record, (ids, weights) in zip(records, expected):
-        assert list(record["terms"]) == bert.tokenizer.tokens(ids[:3])
-        np.testing.assert_allclose(list(record["terms"].values()), weights[:3], atol=1e-5)
-    arrays = extracted(repository, tmp_path / "sparse", tmp_path, "npz", **options)
-    starts = arrays["starts"]
-    assert arrays["ids"][starts[2] : starts[3]].tolist() == expected[2].ids.tolist()
-    assert starts[-1] == len(arrays["weights"])
-    places = {"checkpoint": tmp_path / "sparse", "input": tmp_path / "in.txt", "output": tmp_path / "out.parquet"}
-    refused = tool(repository, "extract_features", **places, **options)
-    assert_one_line(refused, "holds dense vectors, and the model makes sparse ones; give .npz or .jsonl")
-
-
-def test_vectors_of_the_tokens_of_sentences(repository, start, tmp_path):
-    """Of a multi-vector model, as JSON lines and as arrays."""
-    settings = {"kind": "multi_vector", "passage_prompt": "the ", "query_length": 8}
-    bert = save_embedder(start, tmp_path / "tokens", "token_embeddings", **settings)
-    expected = bert_jax.multi_vectors(bert, SENTENCES, kind="passage")
-    options = {"pooling": "own", "kind": "passage"}
-    for record, vectors in zip(extracted(repository, tmp_path / "tokens", tmp_path, "jsonl", **options), expected):
-        np.testing.assert_allclose(record["vectors"], vectors, atol=1e-5)
-    arrays = extracted(repository, tmp_path / "tokens", tmp_path, "npz", **options)
-    vectors, starts = arrays["vectors"], arrays["starts"]
-    np.testing.assert_allclose(vectors[starts[1] : starts[2]], expected[1], atol=1e-6)
-    assert starts[-1] == len(vectors)
-    places = {"checkpoint": tmp_path / "tokens", "input": tmp_path / "in.txt", "output": tmp_path / "out.parquet"}
-    refused = tool(repository, "extract_features", **places, **options)
-    assert_one_line(refused, "the model makes one for each token; write .npz")
+    records = extracted(repository, model, tmp_path, "jsonl", **options)
+    arrays = extracted(repository, model, tmp_path, "npz", **options)
+    of_third = slice(*arrays["starts"][2:4])
+    if "ids" in arrays:
+        ids, weights = expected[2]
+        assert arrays["ids"][of_third].tolist() == ids.tolist() and arrays["starts"][-1] == len(arrays["weights"])
+        few = extracted(repository, model, tmp_path, "jsonl", top_k=3, **options)[2]["terms"]
+        assert list(few) == list(records[2]["terms"])[:3] == load_tokenizer(model / "tokenizer").tokens(ids[:3])
+        np.testing.assert_allclose(list(few.values()), weights[:3], atol=1e-5)
+    else:
+        for record, vectors in zip(records, expected, strict=True):
+            np.testing.assert_allclose(record["vectors"], vectors, atol=1e-5)
+        np.testing.assert_allclose(arrays["vectors"][of_third], expected[2], atol=1e-6)
+        assert arrays["starts"][-1] == len(arrays["vectors"])
+    places = {"checkpoint": model, "input": tmp_path / "in.txt", "output": tmp_path / "out.parquet"}
+    told = "makes sparse ones; give .npz or .jsonl" if "ids" in arrays else "makes one for each token; write .npz"
+    assert_one_line(tool(repository, "extract_features", **places, **options), told)
 
 
 @pytest.mark.parametrize(

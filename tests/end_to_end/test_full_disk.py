@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
 import processes
 import pytest
-from builders import growing_bert, make_learner, make_topics, tiny_run, topics_run
+from builders import growing_bert, tiny_run
 from commands import run_python
 from whole_runs import ONE_DEVICE, train
 
@@ -22,7 +21,6 @@ from bert_jax.checkpoints import arrays
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.data import prepare
-from bert_jax.finetuning import finetune
 from bert_jax.inference import export
 from bert_jax.settings.pretraining import EvalConfig, TrainConfig
 
@@ -153,21 +151,6 @@ def test_the_last_save_of_pretraining_is_made_up(disk, toy_data):
     disk.resize(64 << 20)
     assert train(config, workdir).step == 2
     assert load_pretrained(workdir / "pretrained").config.num_layers == 2
-
-
-@pytest.mark.slow
-def test_the_last_save_of_fine_tuning_is_made_up(disk, tmp_path):
-    config = topics_run(make_topics(tmp_path / "topics", 32, 16), make_learner(tmp_path))
-    workdir = disk.path / "run"
-    before = finetune(config, workdir, jax.devices()[:1])
-    shutil.rmtree(workdir / "finetuned")
-    disk.resize(disk.used() + (60 << 10))
-    with pytest.raises(InputError, match=r"cannot write .*/run/finetuned: it takes .* free some space"):
-        finetune(config, workdir, jax.devices()[:1])
-    assert not list(workdir.glob(".finetuned*"))
-    disk.resize(64 << 20)
-    after = finetune(config, workdir, jax.devices()[:1])
-    assert after.metrics == before.metrics and load_pretrained(workdir / "finetuned").task == "sequence_classification"
 
 
 @pytest.mark.parametrize("free", [0, 8])
