@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions in the twelve languages of XQuAD: gold spans come back in every script."""
 
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes of HBM that are read from compiled programs: loops, slices, updates in place, memory spaces, libraries."""
 
-import jax
-import jax.numpy as jnp
-import pytest
 
 from bert_jax.plan import hlo
 from bert_jax.plan.hbm import moved_bytes
@@ -86,21 +83,6 @@ def test_the_workspace_of_a_library_is_not_moved():
         "  ROOT %out = bf16[512,512]{1,0} get-tuple-element(%both), index=0",
     )
     assert moved_bytes(text) == 3 * 512 * 512 * 2
-
-
-def test_a_gather_reads_what_it_takes():
-    text = entry(
-        "  %p = bf16[30592,512]{1,0} parameter(0)",
-        "  %ids = s32[64,1]{1,0} parameter(1)",
-        "  ROOT %out = bf16[64,512]{1,0} gather(%p, %ids), offset_dims={1}",
-    )
-    assert moved_bytes(text) == 2 * 64 * 512 * 2 + 64 * 4
-
-
-def test_of_a_program_compiled_here():
-    array = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    compiled = jax.jit(lambda x, y: jnp.tanh(x) * y + 1).lower(array, array).compile()
-    assert moved_bytes(compiled.as_text()) == pytest.approx(3 * 4 * 2**20, rel=0.01)
 
 
 CHAIN = (

@@ -7,7 +7,7 @@ import types
 
 import jax
 import pytest
-from builders import tiny_model, tiny_run
+from builders import message, tiny_model, tiny_run
 from hf_models import random_params
 
 from bert_jax.devices.chips import GIB, GPUS, TPUS
@@ -74,12 +74,6 @@ def test_the_table_has_every_part(made):
         assert part in text, part
 
 
-def test_without_a_gpu_compiler_one_line_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(planner, "compiler_version", lambda: "")
-    with pytest.raises(InputError, match=r"pip install 'bert_jax\[gpu-plan\]'"):
-        planner.plan(tiny_config(tmp_path), "h100:8")
-
-
 def test_what_is_kept_for_the_backward_pass_shrinks_with_remat():
     large = dataclasses.replace(model_size("large"), vocab_size=30522, compute_dtype="bfloat16")
     kept = {remat: activation_bytes(dataclasses.replace(large, remat=remat), 512) for remat in ("none", "dots", "full")}
@@ -88,7 +82,7 @@ def test_what_is_kept_for_the_backward_pass_shrinks_with_remat():
 
 
 @pytest.mark.parametrize(
-    ("predictions", "length"), [(20, 128), (40, 256), (76, 512), (80, 512), (5, 128), (0, 128), (400, 512)]
+    ("predictions", "length"), [(20, 128), (40, 256), (76, 512), (0, 128), (400, 512)]
 )  # at most max_positions
 def test_rows_are_as_long_as_the_predictions_say(tmp_path, predictions, length):
     config = dataclasses.replace(
@@ -116,17 +110,11 @@ def test_out_of_memory_becomes_one_line_that_says_what_to_change(tmp_path, messa
     )
 
 
-def test_another_error_of_the_compiler_is_told():
-    with pytest.raises(InputError, match="the compiler has refused the program: INTERNAL: no"):
-        planner.out_of_memory("INTERNAL: no\nmore")
-
-
 @pytest.mark.parametrize(
     ("topology", "expected"),
     [
         ("v5f:4x4", "topology 'v5f:4x4' is unknown .did you mean 'v5e:4x4'.*TPUs: v5e:2x2"),
         ("v5e", "is unknown"),
-        ("h100:0", "is unknown"),
         ("b17:8", "GPUs: a100:N"),
     ],
 )
@@ -135,15 +123,16 @@ def test_an_unknown_topology_is_refused_with_those_there_are(tmp_path, topology,
         planner.plan(tiny_config(tmp_path), topology)
 
 
-def test_without_libtpu_one_line_says_how_to_install_it(tmp_path, monkeypatch):
+def test_what_cannot_be_planned_is_one_line(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path)
+    told = message(planner.plan, config, "h100:8", planner.row_of(config, 128))
+    assert "rows of 128 are longer than model.max_positions 64" in told
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(InputError, match=r"pip install 'bert_jax\[tpu\]'"):
-        planner.plan(tiny_config(tmp_path), "v5e:4x4")
-
-
-def test_rows_longer_than_the_positions_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"rows of 128 are longer than model.max_positions 64"):
-        planner.plan(tiny_config(tmp_path), "h100:8", planner.row_of(tiny_config(tmp_path), 128))
+    assert "pip install 'bert_jax[tpu]'" in message(planner.plan, config, "v5e:4x4")
+    monkeypatch.setattr(planner, "compiler_version", lambda: "")
+    assert "pip install 'bert_jax[gpu-plan]'" in message(planner.plan, config, "h100:8")
+    told = message(planner.out_of_memory, "INTERNAL: no\nmore")
+    assert "the compiler has refused the program: INTERNAL: no" in told
 
 
 @pytest.mark.parametrize(
