@@ -20,30 +20,54 @@ LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|mask|>")
 BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 
 
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def learn_bytes(made: Tokenizer, lines: Sequence[str], size: int, specials: Sequence[str]) -> Tokenizer:
+    """Returns a tokenizer of bytes, which knows all of them."""
+    options = {"special_tokens": [*specials], "initial_alphabet": ALPHABET, "show_progress": False}
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, **options))
+    return made
+
+
+def learn_unigram(
+    lines: Sequence[str], size: int, normalizer: list, specials: Sequence[str], unk: str, by_blanks: bool = True
+) -> Tokenizer:
+    """Returns a tokenizer of a unigram model."""
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence(normalizer)
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [*([pre_tokenizers.WhitespaceSplit()] if by_blanks else []), pre_tokenizers.Metaspace()]
+    )
+    made.decoder = decoders.Metaspace()
+    options = {"special_tokens": [*specials], "unk_token": unk, "show_progress": False}
+    made.train_from_iterator(lines, trainers.UnigramTrainer(vocab_size=size, **options))
+    return made
+
+
+def framed(made: Tokenizer, cls: str = "[CLS]", sep: str = "[SEP]", second: str = "$B:1 [SEP]:1") -> Tokenizer:
+    """Returns the tokenizer, which puts special tokens around a text, and around a second one."""
+    special = [(token, made.token_to_id(token)) for token in (cls, sep)]
+    first = f"{cls} $A {sep}"
+    made.post_processor = processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=special)
+    return made
+
+
 def bytes_of_roberta(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made.train_from_iterator(
-        lines,
-        trainers.BpeTrainer(vocab_size=size, special_tokens=[*ROBERTA], initial_alphabet=alphabet, show_progress=False),
-    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learn_bytes(made, lines, size, ROBERTA)
     made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return made
 
 
 def bytes_of_modernbert(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
-    made = bytes_of_roberta(lines, size)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["|||IP|||", *BERT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    made.train_from_iterator(lines, trainer)
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learn_bytes(made, lines, size, ["|||IP|||", *BERT])
     made.normalizer = normalizers.NFC()
-    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return made
+    return framed(made)
 
 
 def bytes_of_llama(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
@@ -51,15 +75,11 @@ def bytes_of_llama(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
     made = Tokenizer(models.BPE(ignore_merges=True))
     words = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
     split = [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence(split), decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made.train_from_iterator(
-        lines, trainers.BpeTrainer(vocab_size=size - 3, initial_alphabet=alphabet, show_progress=False)
-    )
+    made.pre_tokenizer = pre_tokenizers.Sequence(split)
+    learn_bytes(made, lines, size - 3, ())
     made.add_special_tokens([*LLAMA])  # behind the others
     begin, end, _ = LLAMA
-    made.post_processor = _template(begin, end, made, f"{begin} $A {end} $B {end}")
-    return made
+    return framed(made, begin, end, f"$B {end}")
 
 
 def letters_of_dnabert(lines: Sequence[str] = LINES, size: int = 200) -> Tokenizer:
@@ -68,49 +88,27 @@ def letters_of_dnabert(lines: Sequence[str] = LINES, size: int = 200) -> Tokeniz
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     specials = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
     made.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, special_tokens=specials, show_progress=False))
-    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return made
+    return framed(made)
 
 
 def unigram_of_xlmr(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    made.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=size, special_tokens=[*ROBERTA], unk_token="<unk>", show_progress=False
-    )
-    made.train_from_iterator(lines, trainer)
-    made.post_processor = _template("<s>", "</s>", made, "<s> $A </s> </s> $B </s>")
-    return made
+    made = learn_unigram(lines, size, [normalizers.Nmt(), normalizers.NFKC()], ROBERTA, "<unk>")
+    return framed(made, "<s>", "</s>", "</s> $B </s>")
 
 
 def unigram_of_albert(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
-    made = Tokenizer(models.Unigram())
     quotes = [normalizers.Replace(two, '"') for two in ("``", "''")]
     folds = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-    made.normalizer = normalizers.Sequence([*quotes, *folds])
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    made.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=[*ALBERT], unk_token="<unk>", show_progress=False)
-    made.train_from_iterator(lines, trainer)
-    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return made
+    return framed(learn_unigram(lines, size, [*quotes, *folds], ALBERT, "<unk>"))
 
 
 def unigram_of_deberta(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     """[MASK] comes after the pieces."""
-    made = Tokenizer(models.Unigram())
     blanks = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
-    made.normalizer = normalizers.Sequence([blanks, normalizers.NFC(), normalizers.Strip(left=False, right=True)])
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace()])
-    made.decoder = decoders.Metaspace()
-    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
-    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=special, unk_token="[UNK]", show_progress=False)
-    made.train_from_iterator(lines, trainer)
+    folds = [blanks, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+    made = learn_unigram(lines, size, folds, ["[PAD]", "[CLS]", "[SEP]", "[UNK]"], "[UNK]", by_blanks=False)
     made.add_special_tokens(["[MASK]"])
-    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return made
+    return framed(made)
 
 
 def words(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
@@ -121,8 +119,7 @@ def words(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     made.train_from_iterator(
         lines, trainers.WordPieceTrainer(vocab_size=size, special_tokens=[*BERT], show_progress=False)
     )
-    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return made
+    return framed(made)
 
 
 def words_of_mpnet(lines: Sequence[str] = LINES, size: int = 200) -> Tokenizer:
@@ -138,11 +135,6 @@ def words_of_mpnet(lines: Sequence[str] = LINES, size: int = 200) -> Tokenizer:
     made.add_special_tokens([*ROBERTA])
     made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return made
-
-
-def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.TemplateProcessing:
-    special = [(token, made.token_to_id(token)) for token in (cls, sep)]
-    return processors.TemplateProcessing(single=f"{cls} $A {sep}", pair=pair, special_tokens=special)
 
 
 KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words,

@@ -5,7 +5,6 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 from builders import task_params, tiny_model
 
 from bert_jax.batch import pad_rows
@@ -33,11 +32,11 @@ def test_several_sequences_of_a_row():
     assert batch.sequence_weights.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("num_rows", [0, 2])
-def test_a_batch_of_nothing(num_rows):
-    batch = pad_rows([()] * num_rows, 3)
-    assert batch.token_ids.shape == batch.sequence_ids.shape == (num_rows, 3)
-    assert batch.cls_positions.shape == (num_rows, 1) and not batch.sequence_weights.any()
+def test_a_batch_of_nothing():
+    for num_rows in (0, 2):
+        batch = pad_rows([()] * num_rows, 3)
+        assert batch.token_ids.shape == batch.sequence_ids.shape == (num_rows, 3)
+        assert batch.cls_positions.shape == (num_rows, 1) and not batch.sequence_weights.any()
 
 
 def test_the_id_at_padding_changes_no_output_and_no_gradient():

@@ -5,14 +5,12 @@ import dataclasses
 import gc
 import json
 import shutil
-import signal
 
 import jax
 import numpy as np
 import pytest
 from blank_figures import drawn
 from builders import make_learner, make_pretrained, make_topics, topics_run
-from whole_runs import stop_at
 
 import bert_jax
 from bert_jax.errors import InputError
@@ -120,21 +118,6 @@ def test_random_takes_the_shape_alone(topics, start, tmp_path):
     assert ours.shape == theirs.shape and not np.allclose(ours, theirs, atol=1e-3)
 
 
-@pytest.mark.slow
-def test_stopped_and_resumed_is_as_if_nothing_had_happened(finished, topics, start, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_at(patch, 14)
-        stopped = train(topics_run(topics, start), tmp_path / "run")
-    assert stopped.signal == signal.SIGTERM and 14 <= stopped.step < 30
-    resumed = train(topics_run(topics, start), tmp_path / "run")
-    assert resumed.metrics == finished[1].metrics and resumed.step == finished[1].step
-    ours, theirs = (bert_jax.load_pretrained(path).params for path in (tmp_path / "run", finished[0]))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    assert {s: r["loss"] for s, r in evaluations(tmp_path / "run").items()} == {
-        s: r["loss"] for s, r in evaluations(finished[0]).items()
-    }
-
-
 def test_a_finished_run_is_not_trained_again(finished, topics, start):
     """With other microbatches it is the same run."""
     before = read_metrics(finished[0] / "metrics.jsonl")
@@ -181,19 +164,6 @@ def test_a_probe_trains_predicts_and_leaves_the_encoder(finished, topics, tmp_pa
     jax.tree.map(np.testing.assert_array_equal, ours["layers"], theirs["layers"])
     jax.tree.map(np.testing.assert_array_equal, ours["embeddings"], theirs["embeddings"])
     assert bert_jax.load_predictor(tmp_path / "run")(["ban ber bis"])[0].label in ("b", "d", "f")
-
-
-@pytest.mark.slow
-def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path):
-    probe = ProbeConfig(features="last", num_layers=1, hidden_size=16, train_encoder=True)
-    task = TaskConfig(name="classification", max_seq_length=16, probe=probe)
-    start = make_learner(tmp_path, causal=True)
-    result = train(topics_run(topics, start, task=task), tmp_path / "run")
-    assert result.metrics["accuracy"] > 0.7 > 0.6 > result.constant["accuracy"]
-    left = bert_jax.load_pretrained(tmp_path / "run")
-    assert left.config.causal and "probe" in left.params
-    before = bert_jax.load_pretrained(start).params["encoder"]["layers"]["mlp"]["output"]["kernel"]
-    assert not np.array_equal(left.params["encoder"]["layers"]["mlp"]["output"]["kernel"], before)
 
 
 @pytest.mark.parametrize(

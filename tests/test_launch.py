@@ -91,15 +91,8 @@ def test_a_tpu_vm_is_made_once_and_the_command_runs_on_all_hosts(place, reposito
     assert [call[1:] for call in place.calls()][4:] == [describe, scp, ssh]
     where = ["compute", "tpus", "tpu-vm"]
     assert describe == [*where, "describe", "bert", "--zone=us-west4-a"]
-    made = [
-        *where,
-        "create",
-        "bert",
-        "--accelerator-type=v5litepod-16",
-        "--version=v2-alpha-tpuv5-lite",
-        "--zone=us-west4-a",
-    ]
-    assert create == made
+    kind = ["--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--zone=us-west4-a"]
+    assert create == [*where, "create", "bert", *kind]
     assert scp == [*where, "scp", f"{repository}/launch/host.sh", "bert:host.sh", "--worker=all", "--zone=us-west4-a"]
     assert ssh[:5] == [*where, "ssh", "bert"] and ssh[5] == "--worker=all"
     command = shlex.split(ssh[6].removeprefix("--command="))  # as the host's shell takes it apart

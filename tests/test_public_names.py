@@ -160,7 +160,4 @@ def test_what_is_heavy_is_needed_only_when_used(repository, tmp_path):
     assert [line.rpartition("pip install ")[2] for line in told] == [
         *("'bert_jax[train]'", "'bert_jax[sentencepiece]'", "'bert_jax[train]'", "'bert_jax[tfds]'"),
     ]
-    assert (
-        all(" needs " in line or "which is not installed" in line for line in told)
-        and not (tmp_path / "run" / "metrics.jsonl").exists()
-    )
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

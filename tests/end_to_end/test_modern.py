@@ -10,10 +10,8 @@ import processes
 import pytest
 from builders import make_dataset
 from processes import finish
-from read_models import load_hf
 
 from bert_jax import load_pretrained
-from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.sealed import checkpoint_steps
 from bert_jax.training.report import read_metrics
 
@@ -77,11 +75,3 @@ def test_a_killed_run_goes_on_with_the_same_bits(repository, data, undisturbed, 
     assert "in 3 attempts" in told[0]
     ours, theirs = (load_pretrained(each).params for each in (workdir, undisturbed))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
-def test_it_is_written_for_transformers(undisturbed, tmp_path):
-    bert = load_pretrained(undisturbed)
-    save_hf(tmp_path / "out", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
-    loaded = load_hf(tmp_path / "out")
-    assert (loaded.config.family, loaded.config.window, loaded.task) == ("modernbert", 4, "masked_lm")
-    jax.tree.map(np.testing.assert_array_equal, loaded.params["mlm"], jax.device_get(bert.params["mlm"]))

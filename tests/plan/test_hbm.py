@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes of HBM that are read from compiled programs: loops, slices, updates in place, memory spaces, libraries."""
 
-
 from bert_jax.plan import hlo
 from bert_jax.plan.hbm import moved_bytes
 
