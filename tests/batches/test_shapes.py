@@ -54,15 +54,6 @@ def test_epochs_and_seeds_differ_and_repeat():
     assert first != other_epoch and first != other_seed and other_epoch != other_seed
 
 
-def test_buckets_save_most_of_the_padding():
-    def padding(bucket):
-        batches = plan_epoch(LENGTHS, 32, 0, 0, bucket)
-        padded = sum(len(batch) * (LENGTHS[batch].max() if bucket else LENGTHS.max()) for batch in batches)
-        return padded / LENGTHS.sum() - 1
-
-    assert padding(bucket=True) < 0.25 * padding(bucket=False)
-
-
 def test_a_small_data_set_has_other_batches_in_each_epoch():
     lengths = np.arange(3, 67)
     one, other = ({frozenset(batch.tolist()) for batch in plan_epoch(lengths, 16, 0, epoch)} for epoch in (0, 1))
@@ -84,7 +75,7 @@ def test_the_kernel_of_fused_attention_has_every_length(multiple):
     assert all(length % multiple == 0 for longest in (5, 70, 300) for length in row_lengths(longest, 512, multiple))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_packed_rows_hold_every_row_of_the_task_once(seed):
     rng = np.random.default_rng(seed)
     of = Sizes(rng.integers(1, 65, 200), rng.integers(1, 5, 200))

@@ -354,20 +354,6 @@ def test_heads_and_masks_widen_no_ranks(name):
         jax.eval_shape(lambda params, batch: forward(model, params, batch, HEADS[name]), params, masked)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("axis", ["data", "batch"])
-def test_dropout_does_not_depend_on_the_mesh(params, axis):
-    config = dataclasses.replace(CONFIG, hidden_dropout_rate=0.5, attention_dropout_rate=0.5)
-
-    def dropped(params, batch, key):
-        return bert_jax.encode(config, params, batch, key).hidden
-
-    mesh = jax.make_mesh((8,), (axis,), axis_types=(AxisType.Auto,))
-    rows = jax.device_put(BATCH, NamedSharding(mesh, P(axis)))
-    for key in (jax.random.key(1), jax.random.PRNGKey(1)):  # new and old
-        check(jax.jit(dropped)(params, rows, key), jax.jit(dropped)(params, BATCH, jax.random.key(1)))
-
-
 def test_batches_and_outputs_are_values(params, expected):
     """They are pickled, put into trees, and their arrays may be NumPy's."""
     batch = pickle.loads(pickle.dumps(jax.device_get(BATCH)))

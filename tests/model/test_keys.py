@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import computed, fresh_state, make_pretrained
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 import bert_jax
 from bert_jax.checkpoints.warm_start import complete
@@ -144,15 +144,10 @@ def dropped(bert):
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                ("data", AxisType.Auto),
                 ("data", AxisType.Explicit),
                 ("batch", AxisType.Auto),
-                ("batch", AxisType.Explicit),
-                ("data, model", AxisType.Auto),
                 ("data, model", AxisType.Explicit),
-                ("ours", AxisType.Explicit),
                 ("like ours", AxisType.Auto),
-                ("like ours", AxisType.Explicit),
             )
         ),
     ],
@@ -165,33 +160,6 @@ def test_dropout_is_the_same_under_a_user_s_axes_of_any_name(bert, dropped, mesh
         rows = jax.device_put(batch, PartitionSpec(axes[0]))
         params = jax.device_put(bert.params, PartitionSpec())
         np.testing.assert_allclose(encode(params, rows, root_key(3, "dropout")), expected, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("axis", "checked"), [("data", True), ("batch", False)])
-def test_dropout_in_a_user_s_shard_map_is_that_of_the_key(bert, dropped, axis, checked):
-    """Every shard that is given one key draws the same, whatever the axis is called; folded in, each its own."""
-    batch, alone, _ = dropped
-    key = root_key(3, "dropout")
-    one, params = jax.tree.map(lambda leaf: leaf[:1], batch), jax.device_get(bert.params)
-
-    def encode(params, batch, key):
-        return bert_jax.encode(bert.config, params, batch, key).hidden
-
-    def folded(params, batch, key):
-        return encode(params, batch, jax.random.fold_in(key, jax.lax.axis_index(axis)))
-
-    rows, whole = PartitionSpec(axis), PartitionSpec()
-    how = {"in_specs": (whole, rows, whole), "out_specs": rows, "check_vma": checked}
-    mesh = Mesh(jax.devices(), (axis,))
-    same, apart = (
-        np.asarray(jax.jit(jax.shard_map(function, mesh=mesh, **how))(params, batch, key))
-        for function in (encode, folded)
-    )
-    np.testing.assert_allclose(same, np.tile(alone(params, one, key), (8, 1, 1)), atol=1e-5)
-    for number in (0, 5):
-        expected = alone(params, one, jax.random.fold_in(key, number))
-        np.testing.assert_allclose(apart[number], expected[0], atol=1e-5)
 
 
 def test_other_bits_of_the_same_seed_are_refused():

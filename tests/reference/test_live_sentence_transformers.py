@@ -122,7 +122,12 @@ def test_we_load_what_it_has_written(st, small, tmp_path, mode, activation, opti
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("mpnet", "mpnet"), ("nomic_bert", "words"), ("gte", "xlmr"), ("jina_embeddings_v3", "xlmr")],
+    [
+        *[("roberta", "roberta"), ("xlm-roberta", "xlmr"), ("camembert", "xlmr"), ("modernbert", "modernbert")],
+        *[("distilbert", "words"), ("electra", "words"), ("albert", "albert"), ("mpnet", "mpnet")],
+        *[("deberta-v2", "deberta"), ("nomic_bert", "words"), ("gte", "xlmr"), ("jina_embeddings_v3", "xlmr")],
+        *[("eurobert", "llama"), ("ultrabert", "modernbert")],
+    ],
 )
 def test_directories_of_relatives_both_ways(st, tmp_path, family, kind):
     """The shape of the most used models of their kind: mean, Normalize, 384 tokens."""

@@ -141,6 +141,11 @@ def shared_lines(folder) -> list[str]:
     return lines
 
 
+def odd_strings() -> list[str]:
+    """Returns 2,000 strings of odd characters, without half ones, which the library does not take."""
+    return [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+
+
 @pytest.mark.parametrize("files", ["tokenizer.json", "vocab.txt", "both"])
 def test_mpnet_with_the_files_that_its_models_have(tmp_path, files):
     """Also where nothing but config.json says whose tokenizer it is; the way back, and strings of odd characters."""
@@ -158,17 +163,17 @@ def test_mpnet_with_the_files_that_its_models_have(tmp_path, files):
     assert ours.mask_id == ours.vocab_size - 1 and ours.template.separators == 2
     save_hf_tokenizer(tmp_path / "back", ours, 512)
     same(load_hf_tokenizer(tmp_path / "back")[0], theirs(tmp_path / "back"))
-    # the library takes no half characters
-    strings = [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+    strings = odd_strings()
     expected = theirs(directory)(strings, add_special_tokens=False)["input_ids"]
     for text, ids, again in zip(strings, expected, theirs(tmp_path / "back")(strings)["input_ids"], strict=True):
         assert ours.encode(text) == ids == again[1:-1], text
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "mpnet", "dnabert", "deberta", "ours"])
-def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
+@pytest.mark.parametrize("kind", [*KINDS, "ours"])
+def test_ids_on_the_shared_texts_and_odd_characters(tmp_path, shared_data, kind):
     lines = shared_lines(shared_data)
     learnt = lines[::7]  # the rest has words, characters and scripts that the vocabulary lacks
+    lines += odd_strings()
     if kind == "ours":
         save_hf_tokenizer(tmp_path, Tokenizer(learn_bytes(learnt, 4000)), 512)
     else:
@@ -223,7 +228,7 @@ def test_a_model_of_sentencepiece_alone(tmp_path, kind):
     save_hf_tokenizer(tmp_path / "back", ours, 512)
     (tmp_path / "back" / "config.json").write_text(json.dumps({"model_type": model}))
     same(ours, theirs(tmp_path / "back"))
-    strings = [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+    strings = odd_strings()
     plain = theirs(directory)(strings, add_special_tokens=False)["input_ids"]
     assert [list(ids) for ids in ours.encode_batch(strings)] == plain
     pairs = list(zip(strings, strings[1:]))
@@ -239,6 +244,6 @@ def test_a_bert_of_tokenizer_json_alone_on_odd_characters(tmp_path, repository, 
     save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 64)
     (tmp_path / "vocab.txt").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"} | options))
-    strings = [text.encode("utf-8", "ignore").decode() for text in fuzz_texts(2000)]
+    strings = odd_strings()
     expected = theirs(tmp_path)(strings, add_special_tokens=False)["input_ids"]
     assert load_tokenizer(tmp_path).encode_batch(strings) == expected
