@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.vectors import unit
 from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.inference.features import sentence_embeddings
@@ -170,7 +171,7 @@ def _found(
     depth: int,
 ) -> Iterator[_Found]:
     """Yields the `depth` passages nearest to each query by cosine, without its own text, and its positives."""
-    queries = _unit(sentence_embeddings(bert, list(positives), kind="query"))
+    queries = unit(sentence_embeddings(bert, list(positives), kind="query"))
     needed = np.unique([number for numbers in positives.values() for number in numbers])
     # Of all vectors only those of positives are kept.
     kept = np.zeros((len(needed), queries.shape[1]), np.float32)
@@ -179,7 +180,7 @@ def _found(
         for first in range(0, len(passages), BLOCK):
             block = sentence_embeddings(bert, passages[first : first + BLOCK], kind="passage")
             inside = (needed >= first) & (needed < first + len(block))
-            kept[inside] = _unit(block[needed[inside] - first])
+            kept[inside] = unit(block[needed[inside] - first])
             yield block
             beat()
 
@@ -231,9 +232,3 @@ def judge_of(predictor: Predictor) -> Judge:
         return [prediction.value for prediction in said]
 
     return judge
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Returns vectors [n, K] of length 1; those of zeros stay so."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.maximum(lengths, 1e-12)

@@ -141,6 +141,8 @@ def test_directories_of_relatives_both_ways(st, tmp_path, family, kind):
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if family == "deberta-v2":
+        sizes |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16}
     config = transformers.AutoConfig.for_model(family, max_position_embeddings=514, **sizes)
     transformers.AutoModel.from_config(config).save_pretrained(directory)
     modules = [Transformer(str(directory), max_seq_length=384), Pooling(32, "mean"), Normalize()]
