@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import json
 import random
 from pathlib import Path
 
@@ -266,6 +267,17 @@ def write(path: Path, content: str | bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
+
+
+def change_json(path: Path, /, **values: object) -> None:
+    """Sets keys of the object in a JSON file, which may be missing; ... removes one."""
+    found = (json.loads(path.read_text()) if path.exists() else {}) | values
+    path.write_text(json.dumps({name: value for name, value in found.items() if value is not ...}))
+
+
+def assert_same(ours, theirs) -> None:
+    """Two trees have the same arrays, number by number."""
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def message(function, *arguments, **options) -> str:

@@ -2,6 +2,7 @@
 """Directories of Hugging Face's for tests: those of the golden models, and small ones made from a seed."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -10,8 +11,12 @@ from builders import tiny_model
 from safetensors.numpy import save_file
 
 from bert_jax.batch import Batch
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.model.objective import Params
 from bert_jax.model.shapes import abstract_params
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -76,3 +81,18 @@ def golden_batch(golden: np.lib.npyio.NpzFile) -> Batch:
         mlm_labels=np.maximum(labels, 0).astype(np.int32),
         mlm_weights=(labels >= 0).astype(np.float32),
     )
+
+
+def vectors_of(task: str, embedding: EmbeddingConfig, **heads) -> Pretrained:
+    """Returns a model of vectors of texts or tokens with random parameters, beside those of its own heads."""
+    params = random_params(parts=("mlm",) if task == "sparse_embedding" else ()) | heads
+    settings = to_dict(TaskConfig(name="embeddings", max_seq_length=20, embedding=embedding))
+    return Pretrained(tiny_model(), params, make_tokenizer(203), task, task_settings=settings)
+
+
+def save_vectors(directory: Path, bert: Pretrained, write_modules: Callable, *more) -> Path:
+    """Writes such a model as transformers has it, with the modules of a library around it."""
+    shared = {name: bert.params[name] for name in ("encoder", "mlm") if name in bert.params}
+    model = bert.config, shared, bert.tokenizer, bert.task, ()
+    save_hf(directory, *model, write_more=lambda there: write_modules(there, bert.embedding, bert.params, *more))
+    return directory

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from buckets import behind_a_front, variables
+from builders import message
 
 from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.errors import InputError
@@ -77,7 +78,8 @@ def test_a_refused_save_is_one_line_and_what_was_saved_stays(bucket_server, buck
 
 
 def test_a_work_directory_elsewhere_than_gs_is_refused_with_the_reason():
-    with pytest.raises(InputError, match="workdir s3://b/run cannot hold checkpoints"):
-        check_workdir(to_place("s3://b/run"), {}, PretrainConfig())
+    assert "workdir s3://b/run cannot hold checkpoints" in message(
+        check_workdir, to_place("s3://b/run"), {}, PretrainConfig()
+    )
     assert str(to_place("gcs://b/run")) == "gs://b/run"
     assert places.is_taken(to_place("memory://nothing/here")) is False

@@ -4,6 +4,7 @@
 `tests/reference/make_bundle_golden.py` made the files in `golden/` with TensorFlow; it is not needed here.
 """
 
+import itertools
 import os
 import shutil
 import struct
@@ -64,8 +65,7 @@ def test_partitioned_variables_and_strings_are_refused_by_name(golden):
     opened = Bundle(golden / "bundle_parts")
     with pytest.raises(InputError, match=r"bundle_parts.data.*: tensor table is a text, a quantized one or divided"):
         opened.read("table")
-    with pytest.raises(InputError, match="tensor strings is a text"):
-        opened.read("strings")
+    assert "tensor strings is a text" in message(opened.read, "strings")
 
 
 # Of any shape
@@ -91,16 +91,13 @@ def test_an_empty_checkpoint(tmp_path):
 
 def test_a_tensor_is_read_alone(tmp_path):
     """Neither the damage of others nor their size matters to it."""
-    write_bundle(tmp_path / "x", {"a": np.arange(5), "b": np.arange(5), "c": np.zeros(5)})
+    write_bundle(tmp_path / "x", {"a": np.arange(5), "b": np.arange(5)})
     data = data_path(tmp_path / "x")
-    content = bytearray(data.read_bytes())
-    content[0] ^= 1
-    data.write_bytes(content)
+    data.write_bytes(b"\1" + data.read_bytes()[1:])
     os.truncate(data, 1 << 40)  # a terabyte, were it read
     opened = Bundle(tmp_path / "x")
     assert opened.read("b").tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(InputError, match="tensor a has another checksum"):
-        opened.read("a")
+    assert "tensor a has another checksum" in message(opened.read, "a")
 
 
 # Damage
@@ -114,25 +111,21 @@ def small(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
-def test_every_flipped_bit_is_refused(small, file):
+def test_every_flipped_bit_and_every_cut_off_end_is_refused(small, file):
     path = Path(f"{small}.{file}")
     content = path.read_bytes()
-    for place in range(len(content)):
-        for bit in range(8):
-            path.write_bytes(content[:place] + bytes([content[place] ^ (1 << bit)]) + content[place + 1 :])
-            assert str(path) in refusal(small)
-
-
-@pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
-def test_every_cut_off_end_is_refused(small, file):
-    path = Path(f"{small}.{file}")
-    content = path.read_bytes()
-    for length in range(len(content)):
-        path.write_bytes(content[:length])
+    flipped = []
+    for place, bit in itertools.product(range(len(content)), range(8)):
+        flipped.append(bytearray(content))
+        flipped[-1][place] ^= 1 << bit
+    for damaged in (*flipped, *(content[:length] for length in range(len(content)))):
+        path.write_bytes(damaged)
         assert str(path) in refusal(small)
-    if file == "index":
-        path.write_bytes(content + b"\0")
-        assert "the last ones do not end a table" in refusal(small)
+
+
+def test_an_index_with_more_behind_it_is_refused(small):
+    index_path(small).write_bytes(index_path(small).read_bytes() + b"\0")
+    assert "the last ones do not end a table" in refusal(small)
 
 
 def test_messages_name_the_tensor_and_the_mend(small, golden, tmp_path):

@@ -11,6 +11,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from builders import assert_same, change_json
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf
 from safetensors.numpy import load_file, save_file
@@ -51,6 +52,11 @@ def small(family: str, **changes) -> ModelConfig:
         shape["position_offset"] = PADS.get(family, 0) + 1
     shape |= {"embedding_size": 16} if family in ("electra", "albert") else {}
     return dataclasses.replace(model_size(SIZES[family]), **shape | changes)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
 
 
 def tokenizer_of(family: str) -> Tokenizer:
@@ -181,7 +187,7 @@ def test_export_then_import_is_the_identity(tmp_path, family, head):
     assert about["architectures"] == [class_of(HEADS[head], family)] and ("auto_map" in about) == own
     loaded = load_hf(tmp_path / "out")
     assert (loaded.config, loaded.task, loaded.labels, len(loaded.notes)) == (config, head, labels, int(own))
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    assert_same(loaded.params, params)
 
 
 @pytest.mark.parametrize(
@@ -190,26 +196,26 @@ def test_export_then_import_is_the_identity(tmp_path, family, head):
     + [("modernbert", changes) for changes in ({"num_layers": 1}, {"global_every": 2}, {"pooling": "mean"},
        {"norm_bias": True, "dense_bias": True}, {"rotary_theta": 5e5}, {"head_activation": "silu"})],
 )  # fmt: skip
-def test_options_of_a_family_come_back(tmp_path, family, changes):
+def test_options_of_a_family_come_back(out, family, changes):
     model = bert_of(family, "sequence_classification", **changes)
-    save_hf(tmp_path / "out", *model)
-    loaded = load_hf(tmp_path / "out")
+    save_hf(out, *model)
+    loaded = load_hf(out)
     assert loaded.config == model[0]
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, model[1])
+    assert_same(loaded.params, model[1])
 
 
 @pytest.mark.parametrize("family", list(SIZES))
 @pytest.mark.parametrize("head", ["encoder", "masked_lm"])
-def test_names_that_a_trainer_put_before_are_read(tmp_path, family, head):
+def test_names_that_a_trainer_put_before_are_read(out, family, head):
     """As PyTorch Lightning, DataParallel and torch.compile do; with the family's own prefix or without."""
     model = bert_of(family, head)
-    save_hf(tmp_path / "out", *model)
-    weights = tmp_path / "out" / "model.safetensors"
+    save_hf(out, *model)
+    weights = out / "model.safetensors"
     arrays = load_file(weights)
     own = f"{FAMILIES[family].base}."
     for prefix in ("model.module.", *([own, f"model.{own}"] if head == "encoder" else [])):
         save_file({prefix + name: array for name, array in arrays.items()}, weights)
-        jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out").params, model[1])
+        assert_same(load_hf(out).params, model[1])
 
 
 def test_a_run_of_pretraining_is_written_as_its_masked_language_model(tmp_path):
@@ -221,22 +227,16 @@ def test_a_run_of_pretraining_is_written_as_its_masked_language_model(tmp_path):
 
 
 @pytest.mark.parametrize("architectures", [["RobertaForSequenceClassification"], None])
-def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path, architectures):
+def test_a_pooler_beside_a_classifier_of_roberta_is_idle(out, architectures):
     """Older versions of transformers kept the one that pre-training left."""
     model = bert_of("roberta", "sequence_classification")
-    save_hf(tmp_path / "out", *model)
-    weights = tmp_path / "out" / "model.safetensors"
+    save_hf(out, *model)
+    weights = out / "model.safetensors"
     pooler = {"weight": np.ones((24, 24), np.float32), "bias": np.ones(24, np.float32)}
     arrays = load_file(weights) | {f"roberta.pooler.dense.{name}": array for name, array in pooler.items()}
     save_file(arrays, weights, metadata={"format": "pt"})
-    change(tmp_path / "out", architectures=architectures)
-    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out").params, model[1])
-
-
-def change(directory, **settings):
-    """Changes settings in a config.json."""
-    where = directory / "config.json"
-    where.write_text(json.dumps(json.loads(where.read_text()) | settings))
+    change_json(out / "config.json", architectures=architectures)
+    assert_same(load_hf(out).params, model[1])
 
 
 @pytest.mark.parametrize(
@@ -262,11 +262,11 @@ def change(directory, **settings):
         ("modernbert", {"classifier_activation": "mish"}, "classifier_activation is"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, message):
-    save_hf(tmp_path / "out", *bert_of(family, "masked_lm"))
-    change(tmp_path / "out", **changes)
+def test_what_is_not_computed_is_refused_by_name(out, family, changes, message):
+    save_hf(out, *bert_of(family, "masked_lm"))
+    change_json(out / "config.json", **changes)
     with pytest.raises(InputError, match=message) as error:
-        load_hf(tmp_path / "out")
+        load_hf(out)
     assert "\n" not in str(error.value)
 
 
@@ -285,11 +285,11 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, mess
         ("modernbert", {"activation": "silu"}, "model.activation silu has no counterpart .*; it has gelu_exact"),
     ],
 )
-def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, changes, message):
+def test_what_transformers_does_not_compute_is_not_written(out, family, changes, message):
     model = bert_of(family, "masked_lm", **changes)
     with pytest.raises(InputError, match=message):
-        save_hf(tmp_path / "out", *model)
-    assert not (tmp_path / "out").exists()
+        save_hf(out, *model)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("family", ["roberta", "electra", "mpnet", "jina_bert", "ultrabert", "modernbert"])
@@ -298,7 +298,7 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     save_pretrained(bert, tmp_path / "model")
     loaded = load_pretrained(tmp_path / "model")
     assert loaded.config == bert.config
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, bert.params)
+    assert_same(loaded.params, bert.params)
     pairs = [("abc", "word3"), ("word4", "abc")]  # with types or without
     apart = encode_texts(loaded, pairs).hidden  # of parameters that are prepared, each layer's apart
     batch = make_batch(bert.tokenizer, pairs, bert.config.max_positions)
@@ -306,9 +306,9 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     np.testing.assert_allclose(stacked[:, : apart.shape[1]], apart, atol=2e-5)
 
 
-def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language_model(tmp_path):
-    save_hf(tmp_path / "out", *bert_of("modernbert", "masked_lm"))
-    start = load_pretrained(tmp_path / "out")
+def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language_model(out):
+    save_hf(out, *bert_of("modernbert", "masked_lm"))
+    start = load_pretrained(out)
     whole = complete(start, TaskObjective(start.config, HEADS["sequence_classification"], 3), seed=0)
     assert whole.notes == ("it has no classifier, which starts at random", "its mlm is not used")
     pooler, mlm = whole.params["encoder"]["pooler"], start.params["mlm"]
@@ -316,15 +316,15 @@ def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language
     np.testing.assert_array_equal(pooler["norm"]["scale"], mlm["norm"]["scale"])
 
 
-def test_a_table_that_eurobert_shares_is_copied(tmp_path):
-    save_hf(tmp_path / "out", *bert_of("eurobert", "masked_lm"))
-    weights = tmp_path / "out" / "model.safetensors"
+def test_a_table_that_eurobert_shares_is_copied(out):
+    save_hf(out, *bert_of("eurobert", "masked_lm"))
+    weights = out / "model.safetensors"
     arrays = load_file(weights)
     del arrays["lm_head.weight"]
     save_file(arrays, weights)
-    assert "has no mlm" in str(load_hf(tmp_path / "out").notes)
-    change(tmp_path / "out", tie_word_embeddings=True)
-    loaded = load_hf(tmp_path / "out")
+    assert "has no mlm" in str(load_hf(out).notes)
+    change_json(out / "config.json", tie_word_embeddings=True)
+    loaded = load_hf(out)
     assert loaded.task == "masked_lm" and "shares the table of words" in str(loaded.notes)
     table = loaded.params["encoder"]["embeddings"]["word"]["embedding"]
     np.testing.assert_array_equal(loaded.params["mlm"]["words"]["embedding"], table)

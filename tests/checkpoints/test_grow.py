@@ -6,7 +6,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from builders import drawn_params, growing_bert
+from builders import assert_same, drawn_params, growing_bert
 from commands import run_python
 
 from bert_jax import InputError, load_pretrained
@@ -42,7 +42,7 @@ def logits_at_first(bert: Pretrained, text: str) -> np.ndarray:
 def test_old_text_has_the_same_ids_hidden_states_and_logits(bert, use_unused):
     grown = grow(bert, NEW, use_unused, max_positions=16 if use_unused else 40)
     assert grown.tokenizer.encode_batch(OLD_TEXTS) == bert.tokenizer.encode_batch(OLD_TEXTS)
-    jax.tree.map(np.testing.assert_array_equal, encode_texts(grown, OLD_TEXTS), encode_texts(bert, OLD_TEXTS))
+    assert_same(encode_texts(grown, OLD_TEXTS), encode_texts(bert, OLD_TEXTS))
     old = [index for index, token in enumerate(bert.tokenizer.vocab) if not token.startswith("[unused")]
     np.testing.assert_array_equal(logits_at_first(bert, "the ban")[old], logits_at_first(grown, "the ban")[old])
 
@@ -107,7 +107,7 @@ def test_what_has_all_distances_already_is_kept(bert, changes):
     grown = grow(other, max_positions=40)
     assert grown.config == dataclasses.replace(other.config, max_positions=40)
     ours, theirs = (each.params["encoder"].get("score_bias", {}) for each in (grown, other))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert_same(ours, theirs)
     assert np.isfinite(encode_texts(grown, ["the ban " * 19]).hidden).all()
 
 
@@ -116,7 +116,7 @@ def test_angles_of_rotary_positions_grow(bert):
     grown = grow(other, max_positions=32)
     assert grown.config.rotary_theta == pytest.approx(10_000 * 2 ** (8 / 6))
     assert grown.config.local_rotary_theta == 10_000 and grown.config.max_positions == 32
-    jax.tree.map(np.testing.assert_array_equal, grown.params, other.params)
+    assert_same(grown.params, other.params)
     with pytest.raises(InputError, match=r"rotary_theta .* is not from 1"):  # could not be read again
         grow(relative(bert, positions="rotary", num_heads=8), max_positions=16 * 2**15)
 

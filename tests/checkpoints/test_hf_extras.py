@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from builders import tiny_model
+from builders import message, tiny_model
 from hf_models import make_tokenizer, random_params
 from safetensors.numpy import load_file, save_file
 
@@ -33,11 +33,9 @@ def test_an_adapter_is_no_model(model):
     for kept in (True, False):
         if not kept:
             (model / "config.json").unlink()
-        with pytest.raises(InputError, match="adapter of"):
-            load_pretrained(model)
+        assert "adapter of" in message(load_pretrained, model)
     (model / "adapter_model.safetensors").rename(model / "adapter_model.bin")
-    with pytest.raises(InputError, match="adapter of"):
-        load_pretrained(model)
+    assert "adapter of" in message(load_pretrained, model)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +43,7 @@ def test_an_adapter_is_no_model(model):
 )
 def test_a_variant_is_named(model, name):
     (model / "model.safetensors").rename(model / name)
-    with pytest.raises(InputError, match=r"and no model\.safetensors; rename it"):
-        load_pretrained(model)
+    assert "and no model.safetensors; rename it" in message(load_pretrained, model)
 
 
 def test_a_model_beside_its_variant_is_loaded(model):
@@ -64,8 +61,7 @@ def test_a_prefix_is_that_of_every_name():
 def test_a_model_that_peft_changed_is_named(model):
     tensors = load_file(model / "model.safetensors")
     save_file({f"base_model.model.{name}": array for name, array in tensors.items()}, model / "model.safetensors")
-    with pytest.raises(InputError, match=r"base_model\.model\."):
-        load_pretrained(model)
+    assert "base_model.model." in message(load_pretrained, model)
 
 
 @pytest.mark.parametrize(
@@ -104,5 +100,6 @@ def test_the_model_in_a_folder_of_sentence_transformers(model, tmp_path):
         InputError, match=r"is of sentence-transformers, with the model in a folder; give .*0_Transformer"
     ):
         load_pretrained(tmp_path / "st")
-    with pytest.raises(InputError, match="has the modules Transformer, in this order, which cannot be computed here"):
-        load_pretrained(tmp_path / "st" / "0_Transformer")
+    assert "has the modules Transformer, in this order, which cannot be computed here" in message(
+        load_pretrained, tmp_path / "st" / "0_Transformer"
+    )

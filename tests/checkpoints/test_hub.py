@@ -6,11 +6,9 @@ import shutil
 import subprocess
 import sys
 
-import jax
-import numpy as np
 import pytest
 from buckets import free_port
-from builders import make_pretrained
+from builders import assert_same, make_pretrained
 from commands import assert_one_line
 from fake_hub import READER, WRITER, serve
 
@@ -61,7 +59,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(workdir, convert,
         done = convert(url, "", "--input=hf://me/bert@step5", f"--output={tmp_path / 'back'}", "--to=bert_jax")
         assert done.returncode == 0, done.stderr
     ours, theirs = (load_pretrained(path).params for path in (tmp_path / "back", workdir / "pretrained"))
-    jax.tree.map(np.testing.assert_array_equal, ours["encoder"]["layers"], theirs["encoder"]["layers"])
+    assert_same(ours["encoder"]["layers"], theirs["encoder"]["layers"])
 
 
 @pytest.mark.slow

@@ -1,45 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories of vectors of tokens: what is written is read back, PyLate's are read, other options are refused."""
 
-import functools
 import json
 
-import jax
 import numpy as np
 import pytest
-from builders import tiny_model
-from hf_models import make_tokenizer, random_params
+from builders import assert_same, change_json, message
+from hf_models import save_vectors, vectors_of
 from safetensors.numpy import save_file
 
 from bert_jax import InputError, load_pretrained, multi_vectors, save_pretrained
-from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.multi_vector import check_pylate, write_multi_vector, write_pylate
-from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
-from bert_jax.settings.rules import to_dict
+from bert_jax.settings.finetuning import EmbeddingConfig
 
 ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
 def make(**settings):
     """Returns a model with vectors of tokens and random parameters."""
-    embedding = EmbeddingConfig(kind="multi_vector", **settings)
-    params = random_params(parts=())
+    embedding, heads = EmbeddingConfig(kind="multi_vector", **settings), {}
     if size := embedding.projection_size:
-        kernel = np.random.default_rng(0).normal(size=(32, size)).astype(np.float32)
-        params["projection"] = {"kernel": kernel}
-    task = to_dict(TaskConfig(name="embeddings", max_seq_length=20, embedding=embedding))
-    return Pretrained(tiny_model(), params, make_tokenizer(203), "token_embeddings", task_settings=task)
-
-
-def write(bert, directory, write_modules=write_multi_vector):
-    params = {"encoder": bert.params["encoder"]}
-    save_hf(
-        *(directory, bert.config, params, bert.tokenizer, bert.task, ()),
-        write_more=lambda there: write_modules(there, bert.embedding, bert.params),
-    )
-    return directory
+        kernel = np.random.default_rng(0).normal(size=(32, size))
+        heads["projection"] = {"kernel": kernel.astype(np.float32)}
+    return vectors_of("token_embeddings", embedding, **heads)
 
 
 PROJECTED = {"projection_size": 8, "projection_activation": "none"}
@@ -57,20 +41,20 @@ PREFIXED = {"query_prompt": "a", "passage_prompt": "b"}
 )
 def test_what_is_written_is_read_back(tmp_path, settings):
     bert = make(**settings)
-    found = load_pretrained(write(bert, tmp_path / "st"))
+    found = load_pretrained(save_vectors(tmp_path / "st", bert, write_multi_vector))
     save_pretrained(found, tmp_path / "own")
     for again in (found, load_pretrained(tmp_path / "own")):
         assert (again.task, again.embedding) == (bert.task, bert.embedding)
-        jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
+        assert_same(again.params, bert.params)
 
 
 @pytest.mark.parametrize("more", [{}, {"query_expansion": 0, "skipped_words": "", "other_prompts": '{"sts": "s "}'}])
 def test_what_is_written_for_pylate_is_read_back(tmp_path, more):
     bert = make(**PROJECTED, **PREFIXED, **more)
     check_pylate(bert.embedding, bert.tokenizer)
-    again = load_pretrained(write(bert, tmp_path / "pylate", functools.partial(write_pylate, tokenizer=bert.tokenizer)))
+    again = load_pretrained(save_vectors(tmp_path / "pylate", bert, write_pylate, bert.tokenizer))
     assert again.embedding == bert.embedding
-    jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
+    assert_same(again.params, bert.params)
     about = json.loads((tmp_path / "pylate" / ABOUT).read_text())
     assert (about["query_prefix"], about["document_prefix"], about["model_type"]) == ("a", "b", "ColBERT")
 
@@ -89,18 +73,14 @@ def test_what_pylate_cannot_express_is_named(settings, problem):
     bert = make(**settings)
     with pytest.raises(InputError, match=problem):
         check_pylate(bert.embedding, bert.tokenizer)
-    with pytest.raises(InputError, match="PyLate's models have a vector for each token, and this one has not"):
-        check_pylate(None, bert.tokenizer)
+    assert "PyLate's models have a vector for each token, and this one has not" in message(
+        check_pylate, None, bert.tokenizer
+    )
 
 
 @pytest.fixture
 def directory(tmp_path):
-    return write(make(**PROJECTED), tmp_path / "st")
-
-
-def change(path, **values):
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(content | values))
+    return save_vectors(tmp_path / "st", make(**PROJECTED), write_multi_vector)
 
 
 @pytest.fixture
@@ -169,7 +149,7 @@ MASK = "2_MultiVectorMask/config.json"
     ],
 )
 def test_what_cannot_be_computed_is_named(directory, name, values, problem):
-    change(directory / name, **values)
+    change_json(directory / name, **values)
     with pytest.raises(InputError, match=problem):
         load_pretrained(directory)
 
@@ -177,9 +157,7 @@ def test_what_cannot_be_computed_is_named(directory, name, values, problem):
 def test_other_modules_and_tensors_are_named(directory):
     modules = json.loads((directory / MODULES).read_text())
     (directory / MODULES).write_text(json.dumps([modules[0], modules[2], modules[1]]))
-    with pytest.raises(InputError, match="has the modules Transformer, MultiVectorMask, Dense, in this order"):
-        load_pretrained(directory)
+    assert "has the modules Transformer, MultiVectorMask, Dense, in this order" in message(load_pretrained, directory)
     (directory / MODULES).write_text(json.dumps(modules))
     save_file({"linear.weight": np.zeros((4, 32), np.float32)}, directory / "1_Dense" / "model.safetensors")
-    with pytest.raises(InputError, match=r"has other tensors than linear\.weight of 32 inputs and 8 outputs"):
-        load_pretrained(directory)
+    assert "has other tensors than linear.weight of 32 inputs and 8 outputs" in message(load_pretrained, directory)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import growing_bert, tiny_model
+from builders import assert_same, growing_bert, tiny_model
 from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf, load_tf1
@@ -151,7 +151,7 @@ def test_older_names_are_read():
         older = name.removeprefix("bert.").replace("LayerNorm.weight", "LayerNorm.gamma")
         old[older.replace("LayerNorm.bias", "LayerNorm.beta")] = array
     found = to_params(old.__getitem__, shapes_of(old), "hf", CONFIG, "file")
-    jax.tree.map(np.testing.assert_array_equal, found, random_params(CONFIG))
+    assert_same(found, random_params(CONFIG))
 
 
 def test_words_and_numbers_that_do_not_fit_are_told():
@@ -179,7 +179,7 @@ def test_a_model_goes_through_every_format_and_comes_back(tmp_path):
     assert (found.config, found.task, found.labels) == (CONFIG, task, labels)
     assert found.tokenizer.fingerprint == tokenizer.fingerprint
     assert describe(found.params) == describe(params)
-    jax.tree.map(np.testing.assert_array_equal, found.params, params)
+    assert_same(found.params, params)
 
 
 def test_parameters_of_another_dtype_are_saved_as_float32(tmp_path):

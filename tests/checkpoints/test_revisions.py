@@ -77,8 +77,7 @@ def test_a_revision_is_named_by_its_step(kept):
 def test_a_directory_with_an_at_sign_in_its_name_is_itself(kept, tmp_path):
     shutil.copytree(kept[0] / "pretrained", tmp_path / "model@10")
     assert resolve(tmp_path / "model@10").place == tmp_path / "model@10"
-    with pytest.raises(InputError, match="no revision of step 3; it has none"):
-        bert_jax.load_pretrained(f"{tmp_path / 'model@10'}@3")
+    assert "no revision of step 3; it has none" in message(bert_jax.load_pretrained, f"{tmp_path / 'model@10'}@3")
 
 
 def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkeypatch):
@@ -168,5 +167,4 @@ def test_a_data_set_of_an_older_version_has_no_words(toy_data, tmp_path):
     del manifest["splits"]["train"]["words"]
     (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
     config = tiny_run(tmp_path / "data", mesh=ONE_DEVICE, checkpoint=CheckpointConfig(keep_words="9"))
-    with pytest.raises(InputError, match="does not say how many words its text has"):
-        train(config, tmp_path / "run")
+    assert "does not say how many words its text has" in message(train, config, tmp_path / "run")

@@ -5,43 +5,31 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
-from builders import message, tiny_model
-from hf_models import make_tokenizer, random_params
+from builders import assert_same, change_json, message
+from hf_models import make_tokenizer, save_vectors, vectors_of
 from safetensors.numpy import save_file
 
 from bert_jax import load_pretrained
-from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.hf_extras import MODULES
-from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.sparse_encoder import write_sparse
-from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
-from bert_jax.settings.rules import to_dict
+from bert_jax.settings.finetuning import EmbeddingConfig
 
-MODEL = tiny_model()
 NEW = "sentence_transformers.sparse_encoder.modules."
 ROUTES, TABLE = "router_config.json", "query_0_SparseStaticEmbedding"
 
 
 def make(**settings):
     """Returns a sparse model with random parameters."""
-    embedding = EmbeddingConfig(kind="sparse", **settings)
-    params = random_params(parts=("mlm",))
+    embedding, heads = EmbeddingConfig(kind="sparse", **settings), {}
     if embedding.query_table:
-        params["query_table"] = {"weight": np.linspace(-1, 2, 203, dtype=np.float32)}
-    task = TaskConfig(name="embeddings", max_seq_length=20, embedding=embedding)
-    return Pretrained(MODEL, params, make_tokenizer(203), "sparse_embedding", task_settings=to_dict(task))
+        heads["query_table"] = {"weight": np.linspace(-1, 2, 203, dtype=np.float32)}
+    return vectors_of("sparse_embedding", embedding, **heads)
 
 
 def write(bert, directory):
-    params = {name: bert.params[name] for name in ("encoder", "mlm")}
-    save_hf(
-        *(directory, bert.config, params, bert.tokenizer, bert.task, ()),
-        write_more=lambda there: write_sparse(there, bert.embedding, bert.params, 203),
-    )
-    return directory
+    return save_vectors(directory, bert, write_sparse, 203)
 
 
 @pytest.fixture
@@ -52,11 +40,6 @@ def plain(tmp_path):
 @pytest.fixture
 def routed(tmp_path):
     return write(make(query_table=True), tmp_path / "routed")
-
-
-def change(path, /, **values):
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(content | values))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +54,7 @@ def test_what_is_written_is_read_back(tmp_path, settings):
     bert = make(**settings)
     read = load_pretrained(write(bert, tmp_path / "st"))
     assert (read.task, read.embedding, read.notes) == (bert.task, bert.embedding, ())
-    jax.tree.map(np.testing.assert_array_equal, dict(read.params), dict(bert.params))
+    assert_same(dict(read.params), dict(bert.params))
 
 
 ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -115,7 +98,7 @@ def test_each_module_may_be_in_a_folder(routed):
     types = dict(zip((words, pooling, TABLE), TYPES.values()))
     parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
     structure = {"query": [TABLE], "document": [words, pooling]}
-    change(routed / ROUTES, types=types, structure=structure, parameters=parameters)
+    change_json(routed / ROUTES, types=types, structure=structure, parameters=parameters)
     read = load_pretrained(routed)
     assert read.embedding.embedding.query_table and read.notes == ()
     (routed / ROUTES).rename(routed / "config.json")
@@ -127,7 +110,7 @@ def test_each_module_may_be_in_a_folder(routed):
 def test_both_routes_may_be_the_same(routed):
     routes = json.loads((routed / ROUTES).read_text())
     structure = dict.fromkeys(("query", "document"), routes["structure"]["document"])
-    change(routed / ROUTES, structure=structure)
+    change_json(routed / ROUTES, structure=structure)
     read = load_pretrained(routed)
     assert not read.embedding.embedding.query_table and "query_table" not in read.params
 
@@ -155,7 +138,7 @@ def test_both_routes_may_be_the_same(routed):
     ],
 )
 def test_what_cannot_be_computed_is_named(routed, file, values, problem):
-    change(routed / file, **values)
+    change_json(routed / file, **values)
     assert problem in message(load_pretrained, routed)
 
 

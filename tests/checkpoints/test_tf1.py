@@ -12,18 +12,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from builders import message, tiny_model, write_vocab
+from builders import assert_same, change_json, message, tiny_model, write_vocab
 from google_files import save_tf1, write_bundle
+from hf_models import random_params
 from read_models import load_tf1
 
 from bert_jax.batch import Batch
+from bert_jax.checkpoints.arrays import describe
 from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index
 from bert_jax.checkpoints.names import TABLE, to_params
 from bert_jax.checkpoints.tf1 import find_checkpoint
 from bert_jax.inference.pretrained import load_pretrained
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import encode, forward
-from bert_jax.model.shapes import abstract_params
 from bert_jax.storage.folder import open_folder
 from bert_jax.tokenizing import load_tokenizer
 
@@ -55,15 +56,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def params():
     """Returns random parameters of the encoder and every head, on the host."""
-    rng = np.random.default_rng(0)
-
-    def fill(path, leaf):
-        values = rng.normal(size=leaf.shape).astype(np.float32)
-        if leaf.shape[:1] == (MODEL.padded_vocab_size,):
-            values[MODEL.vocab_size :] = 0
-        return values
-
-    return jax.tree_util.tree_map_with_path(fill, abstract_params(MODEL, num_classes=3))
+    return random_params(MODEL, 3)
 
 
 @pytest.fixture
@@ -75,22 +68,13 @@ def saved(tmp_path, params, tokenizer) -> Path:
 
 
 def assert_identical(ours, theirs) -> None:
-    ours, theirs = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (ours, theirs))
-    assert ours.keys() == theirs.keys()
-    for path, value in theirs.items():
-        assert (ours[path].dtype, ours[path].shape) == (value.dtype, value.shape), path
-        assert np.asarray(ours[path]).tobytes() == np.asarray(value).tobytes(), path
+    assert describe(ours) == describe(theirs)
+    assert_same(ours, theirs)
 
 
 def refusal(path: Path) -> str:
     """Returns the message with which loading fails."""
     return message(load_tf1, path)
-
-
-def change_json(path: Path, **changes) -> None:
-    """Sets keys of a JSON file; ... removes one."""
-    values = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
 
 
 # A checkpoint of Google's

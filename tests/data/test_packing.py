@@ -7,12 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from builders import make_dataset
+from builders import make_dataset, message
 
 from bert_jax.data import records
 from bert_jax.data.packing import EMPTY, assign, plan_packing
 from bert_jax.data.prepare import PrepareOptions
-from bert_jax.errors import InputError
 from bert_jax.storage import files
 
 
@@ -153,5 +152,4 @@ def test_options_name_packing_only_where_rows_are_packed(unpacked, packed):
     assert "pack" not in before
     assert before == PrepareOptions(**before).identity() == PrepareOptions(**before, pack=0).identity()
     assert files.read_json(packed / records.MANIFEST)["identity"]["options"] == before | {"pack": 3}
-    with pytest.raises(InputError, match="pack 65 is not"):
-        PrepareOptions(pack=65).validate()
+    assert "pack 65 is not" in message(PrepareOptions(pack=65).validate)

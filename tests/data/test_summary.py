@@ -20,6 +20,16 @@ def vocab(tmp_path) -> str:
     return str(tmp_path / "vocab.txt")
 
 
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def text(tmp_path):
+    return tmp_path / "text"
+
+
 def sentences(rng: random.Random, count: int, words: list[str] = WORDS, most: int = 12) -> list[str]:
     return [" ".join(rng.choices(words, k=rng.randint(3, most))).capitalize() + "." for _ in range(count)]
 
@@ -46,10 +56,10 @@ def held_out_share(manifest: dict) -> float:
 
 
 @pytest.mark.parametrize(("count", "next_sentence"), [(6, "nsp"), (1, "none"), (2, "sop")])
-def test_files_without_blank_lines_are_cut_into_passages(tmp_path, vocab, capsys, count, next_sentence):
+def test_files_without_blank_lines_are_cut_into_passages(tmp_path, output, vocab, capsys, count, next_sentence):
     text = files_without_blank_lines(tmp_path / "text", count)
     options = {"holdout_rate": 0.05, "next_sentence": next_sentence}
-    manifest, warnings = said(capsys, text, vocab, tmp_path / "data", **options)
+    manifest, warnings = said(capsys, text, vocab, output, **options)
     assert 0.02 < held_out_share(manifest) < 0.1 and not warnings
     assert manifest["passage_tokens"] % pieces.PART_TOKENS == 0 < manifest["passage_tokens"]
     lines = [line for path in sorted((tmp_path / "text").iterdir()) for line in path.read_text().splitlines()]
@@ -59,11 +69,11 @@ def test_files_without_blank_lines_are_cut_into_passages(tmp_path, vocab, capsys
     assert {name: sum(split[name] for split in manifest["splits"].values()) for name in expected} == expected
 
 
-def test_a_held_out_passage_is_not_in_training(tmp_path, vocab, capsys):
+def test_a_held_out_passage_is_not_in_training(tmp_path, output, vocab, capsys):
     text = files_without_blank_lines(tmp_path / "text")
     options = {"holdout_rate": 0.05, "next_sentence": "none", "max_seq_length": 512, "short_seq_rate": 0.0}
-    said(capsys, text, vocab, tmp_path / "data", **options)
-    dataset = records.open_dataset(tmp_path / "data")
+    said(capsys, text, vocab, output, **options)
+    dataset = records.open_dataset(output)
     found = []
     for split in (dataset.train, dataset.heldout):
         rows = split.gather(np.arange(split.num_rows))["token_ids"].tolist()
@@ -73,10 +83,10 @@ def test_a_held_out_passage_is_not_in_training(tmp_path, vocab, capsys):
     assert not [sentence for sentence in found[0] & found[1] if len(sentence.split()) > 3]  # by chance short ones are
 
 
-def test_too_much_that_is_held_out_is_warned_of(tmp_path, vocab, capsys):
+def test_too_much_that_is_held_out_is_warned_of(tmp_path, output, vocab, capsys):
     text = [" ".join(sentences(random.Random(number), 40)) for number in range(8)]  # too short to be cut
     (tmp_path / "text").write_text("\n\n".join(text))
-    manifest, (warning,) = said(capsys, tmp_path / "text", vocab, tmp_path / "data")
+    manifest, (warning,) = said(capsys, tmp_path / "text", vocab, output)
     assert "passage_tokens" not in manifest
     assert f"{held_out_share(manifest):.1%} of tokens are held out" in warning and "--holdout_rate=0.01" in warning
     assert not said(capsys, tmp_path / "text", vocab, tmp_path / "other", holdout_rate=0.25)[1]
@@ -84,42 +94,42 @@ def test_too_much_that_is_held_out_is_warned_of(tmp_path, vocab, capsys):
 
 
 @pytest.mark.parametrize("next_sentence", ["sop", "none"])
-def test_documents_of_one_sentence_are_warned_of(tmp_path, vocab, capsys, next_sentence):
-    (tmp_path / "text").write_text("\n\n".join(sentences(random.Random(0), 300)))
+def test_documents_of_one_sentence_are_warned_of(text, output, vocab, capsys, next_sentence):
+    text.write_text("\n\n".join(sentences(random.Random(0), 300)))
     options = {"holdout_rate": 0.1, "next_sentence": next_sentence}
-    _, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", **options)
+    _, warnings = said(capsys, text, vocab, output, **options)
     assert len(warnings) == (next_sentence == "sop")
     for warning in warnings:
         assert "100.0% of the next sentences are random" in warning and "--next_sentence=none" in warning
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.02, False), (0.5, True)])
-def test_text_of_another_language_is_warned_of(tmp_path, vocab, capsys, share, warned):
+def test_text_of_another_language_is_warned_of(text, output, vocab, capsys, share, warned):
     rng = random.Random(0)
     words = [rng.choice(WORDS) if rng.random() > share else f"zq{number}" for number in range(500)]
-    (tmp_path / "text").write_text("\n\n".join("\n".join(sentences(rng, 20, words)) for _ in range(60)))
-    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    text.write_text("\n\n".join("\n".join(sentences(rng, 20, words)) for _ in range(60)))
+    manifest, warnings = said(capsys, text, vocab, output, holdout_rate=0.1)
     unknown = manifest["splits"]["train"]["unknown_share"]
     assert unknown == pytest.approx(share * 0.88, abs=0.06) and (unknown > summary.MANY_UNKNOWN) == warned
     assert [f"{unknown:.1%} of the tokens are [UNK]" in warning for warning in warnings] == [True] * warned
 
 
 @pytest.mark.parametrize(("most", "next_sentence", "warned"), [(8, "nsp", 0), (200, "nsp", 1), (200, "none", 0)])
-def test_text_that_is_in_no_row_is_counted_and_warned_of(tmp_path, vocab, capsys, most, next_sentence, warned):
+def test_text_that_is_in_no_row_is_counted_and_warned_of(text, output, vocab, capsys, most, next_sentence, warned):
     documents = ["\n".join(sentences(random.Random(number), 12, most=most)) for number in range(60)]
-    (tmp_path / "text").write_text("\n\n".join(documents))
+    text.write_text("\n\n".join(documents))
     options = {"holdout_rate": 0.1, "next_sentence": next_sentence}
-    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", **options)
+    manifest, warnings = said(capsys, text, vocab, output, **options)
     dropped = manifest["splits"]["train"]["dropped_share"]
     assert (dropped > 0.4) == warned and (next_sentence != "none" or dropped == 0)
     assert sum(f"{dropped:.1%} of the tokens are in no row" in warning for warning in warnings) == warned
 
 
-def test_lines_that_could_not_be_split_are_counted(tmp_path, vocab, capsys, monkeypatch):
+def test_lines_that_could_not_be_split_are_counted(text, output, vocab, capsys, monkeypatch):
     monkeypatch.setattr(pieces, "split_lines", lambda lines, language: (lines, sum("Bala" in line for line in lines)))
     documents = ["\n".join(sentences(random.Random(number), 12)) for number in range(60)]
-    (tmp_path / "text").write_text("\n\n".join(documents))
+    text.write_text("\n\n".join(documents))
     count = "\n".join(documents).count("Bala")
-    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    manifest, warnings = said(capsys, text, vocab, output, holdout_rate=0.1)
     assert manifest["lines_not_split"] == count > 0
     assert warnings == [f"warning: the sentence splitter failed at {count} lines; each of them is one sentence"]

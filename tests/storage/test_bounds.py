@@ -75,8 +75,7 @@ def test_a_document_has_a_bound(tmp_path, monkeypatch, start, line):
 def test_a_document_of_json_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LONGEST_DOCUMENT", MIB)
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n' + json.dumps({"text": "a\n" * 100_000}) + "\n")
-    with pytest.raises(InputError, match=r"x\.jsonl, line 2: the document"):
-        documents(str(tmp_path / "x.jsonl"))
+    assert "x.jsonl, line 2: the document" in message(documents, str(tmp_path / "x.jsonl"))
 
 
 def test_documents_are_counted_one_by_one(tmp_path, monkeypatch):
@@ -95,8 +94,7 @@ def test_a_plain_file_is_cut_where_lines_end_within_the_bound(tmp_path, monkeypa
     (tmp_path / "x.txt").write_text("a b\n\n" * 1000 + "word " * 300 + "\n\na b\n" * 1000)
     with pytest.raises(InputError, match=r"x.txt(, line 2001)?: a line has more than 0 MiB"):
         list(corpus.iterate_documents(str(tmp_path / "x.txt")))
-    with pytest.raises(InputError, match=r"x.txt: a line has more than 0 MiB"):
-        corpus.plan_pieces(str(tmp_path / "x.txt"), 5010)
+    assert "x.txt: a line has more than 0 MiB" in message(corpus.plan_pieces, str(tmp_path / "x.txt"), 5010)
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from builders import message
 
-from bert_jax.errors import InputError
 from bert_jax.storage.files import LARGEST
 from bert_jax.storage.folder import Folder, open_folder
 
@@ -53,11 +53,9 @@ def test_a_folder_is_what_was_there_when_it_was_listed(tmp_path):
     assert folder.inside("inner").read_bytes("b.bin") == b"b" and folder.inside("") is folder
     assert folder.inside("nowhere").names == folder.inside("a.json").names == []
     assert folder.large("a.json") == folder / "a.json" == tmp_path / "a.json"
-    with pytest.raises(InputError, match=r"other\.json does not exist"):
-        folder.json("other.json")
+    assert "other.json does not exist" in message(folder.json, "other.json")
     (tmp_path / "b.json").write_text("[1]")
-    with pytest.raises(InputError, match=r"b\.json is not a JSON object; copy it again"):
-        open_folder(tmp_path).object("b.json")
+    assert "b.json is not a JSON object; copy it again" in message(open_folder(tmp_path).object, "b.json")
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
@@ -65,18 +63,19 @@ def test_what_is_not_a_file_is_refused(tmp_path):
     (tmp_path / "wait").symlink_to("/dev/zero")
     for name in ("pipe", "wait"):
         for read in (lambda name=name: Folder(tmp_path).read_bytes(name), lambda: open_folder(tmp_path)):
-            with pytest.raises(InputError, match=f"{name} is not a file, but a directory, a pipe or a device; give a"):
-                read()
+            assert f"{name} is not a file, but a directory, a pipe or a device; give a" in message(read)
         (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("read", ["read_bytes", "json", "large"])
 def test_what_is_not_the_file_itself_is_refused(tmp_path, read):
     (tmp_path / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4\nsize 9\n")
-    with pytest.raises(InputError, match="pointer is a pointer of Git LFS in place of the file; fetch it"):
-        getattr(open_folder(tmp_path), read)("pointer")
+    assert "pointer is a pointer of Git LFS in place of the file; fetch it" in message(
+        getattr(open_folder(tmp_path), read), "pointer"
+    )
     if read != "large":
         with open(tmp_path / "large", "wb") as stream:
             stream.truncate(1 << 40)  # without a block on the disk
-        with pytest.raises(InputError, match=f"large has {1 << 40} bytes; give a file of at most {LARGEST} bytes"):
-            getattr(open_folder(tmp_path), read)("large")
+        assert f"large has {1 << 40} bytes; give a file of at most {LARGEST} bytes" in message(
+            getattr(open_folder(tmp_path), read), "large"
+        )

@@ -3,6 +3,7 @@
 
 import fsspec
 import pytest
+from builders import message
 
 from bert_jax.errors import InputError
 from bert_jax.storage.places import RemotePath
@@ -65,8 +66,7 @@ def test_a_revision_is_a_directory_of_its_work_directory(root):
         path.write_bytes(b"x")
     found = resolve(f"{root}/run@12")
     assert (list(found.kinds), found.place) == (["model"], root / "run" / "revisions" / "00000012")
-    with pytest.raises(InputError, match="run has no revision of step 7; it has those of steps 12"):
-        resolve(f"{root}/run@7")
+    assert "run has no revision of step 7; it has those of steps 12" in message(resolve, f"{root}/run@7")
     for name in ("elsewhere@7", "run@last", "run@", f"run@{10**18}"):
         assert list(resolve(f"{root}/{name}").kinds) == ["nothing"]
 
@@ -131,8 +131,9 @@ def test_what_is_not_usable_is_one_line_with_what_is_there(root, name, needed, e
 
 def test_a_directory_of_two_formats_is_refused_and_named(root):
     (root / "run" / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"run holds models in two formats: checkpoints \(bert_jax\) and model.safe"):
-        resolve(root / "run").expect("model")
+    assert "run holds models in two formats: checkpoints (bert_jax) and model.safe" in message(
+        resolve(root / "run").expect, "model"
+    )
     (root / "run" / "params").mkdir()
     (root / "run" / "params" / "x").write_bytes(b"x")
     (root / "run" / "model.safetensors").unlink()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import s3fs
 from buckets import free_port, variables, wait_until_open
+from builders import message
 
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import leases, stores, writing
@@ -84,8 +85,9 @@ def test_a_directory_is_uploaded_whole(bucket):
 
 
 def test_refusals_are_one_line(bucket, monkeypatch):
-    with pytest.raises(InputError, match=r"cannot write s3://nosuch/x: there is no bucket s3://nosuch"):
-        stores.check_writable("s3://nosuch/x")
+    assert "cannot write s3://nosuch/x: there is no bucket s3://nosuch" in message(
+        stores.check_writable, "s3://nosuch/x"
+    )
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()

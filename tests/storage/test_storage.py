@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import fsspec
 import numpy as np
 import pytest
+from builders import message
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls, writing
@@ -206,8 +207,7 @@ def test_globs_of_urls(bucket, tmp_path):
     ]  # fmt: skip
     assert len(files.expand_globs("memory://b/**/*.txt")) == 3
     for pattern in ("memory://b/none*", "memory://b/text", "memory://none/1"):
-        with pytest.raises(InputError, match="matches no file"):
-            files.expand_globs(pattern)
+        assert "matches no file" in message(files.expand_globs, pattern)
 
 
 def test_a_copy_is_kept_until_the_file_changes(bucket, cache, monkeypatch):
@@ -274,8 +274,9 @@ def test_a_directory_behind_http_is_refused_in_one_line(web):
     contents, headers, url = web
     headers["Content-Type"] = "text/html"
     contents["/model"] = contents["/model/"] = b'<a href="vocab.txt">vocab.txt</a>'
-    with pytest.raises(InputError, match="says no sizes; copy the directory to this machine"):
-        urls.local_directory(RemotePath(f"{url}/model"))
+    assert "says no sizes; copy the directory to this machine" in message(
+        urls.local_directory, RemotePath(f"{url}/model")
+    )
 
 
 def test_a_file_behind_http_without_a_version_is_copied_by_each_process(cache, web):
@@ -368,10 +369,8 @@ def test_files_are_copied_beside_the_first(bucket, cache):
     folder = Path(first).parent
     assert files_below(folder) == ["data", "index", "words_list", "x"]
     assert (folder / "words" / "deep" / "x").read_bytes() == b"3" and (folder / "data").read_bytes() == b"4"
-    with pytest.raises(InputError, match="memory://b/missing does not exist"):
-        urls.copy_beside(first, "memory://b", ["missing"])
-    with pytest.raises(InputError, match=r"names a file '../../x' outside its directory"):
-        urls.copy_beside(first, "memory://b", ["../../x"])
+    assert "memory://b/missing does not exist" in message(urls.copy_beside, first, "memory://b", ["missing"])
+    assert "names a file '../../x' outside its directory" in message(urls.copy_beside, first, "memory://b", ["../../x"])
 
 
 @pytest.mark.parametrize(
@@ -423,8 +422,7 @@ def test_an_output_is_tried_before_any_work_and_replaces_no_input(tmp_path):
     (text := tmp_path / "text.txt").write_text("mine")
     (tmp_path / "link").symlink_to(text)
     for output, inputs in ((text, [str(text)]), (tmp_path / "link", ["-", str(text)]), ("gs://b/x", ["gs://b/x"])):
-        with pytest.raises(InputError, match=f"output {output} is the input too; name another file"):
-            check_file(output, *inputs)
+        assert f"output {output} is the input too; name another file" in message(check_file, output, *inputs)
     check_file(tmp_path / "new" / "out.json", str(text), "", "a*b", "gs://b/x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "new", "text.txt"]
     for output, problem in (

@@ -7,11 +7,11 @@ The expected values are those of AutoTokenizer, which tests/reference/test_live_
 import json
 
 import pytest
+from builders import change_json, message
 from described import write_described
 from read_models import load_hf_tokenizer
 from tokenizers import processors
 
-from bert_jax.errors import InputError
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.hf_classes import class_of
 from bert_jax.text.hf_tokenizer import save_hf_tokenizer
@@ -19,10 +19,6 @@ from bert_jax.text.tokenizer import wordpiece_tokenizer
 from bert_jax.text.tokenizer_files import TokenizerFiles
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.tokenizing import load_tokenizer
-
-
-def change(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +47,7 @@ def write_bert(directory, tokenizer, settings, model="bert", **parts):
     """Writes a directory that only tokenizer.json describes."""
     save_hf_tokenizer(directory, tokenizer, 64)
     (directory / "vocab.txt").unlink()
-    change(directory / "tokenizer.json", **parts)
+    change_json(directory / "tokenizer.json", **parts)
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "config.json").write_text(json.dumps({"model_type": model}))
 
@@ -133,8 +129,7 @@ def test_rows_that_cannot_be_laid_are_refused(tmp_path, repository, rows):
         tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), GENERAL | TYPES, post_processor=made
     )
     for load in (load_hf_tokenizer, load_tokenizer):
-        with pytest.raises(InputError, match=r"tokenizer\.json: its post_processor"):
-            load(tmp_path)
+        assert "tokenizer.json: its post_processor" in message(load, tmp_path)
 
 
 def test_only_a_vocab_txt_keeps_googles_rules(tmp_path):
@@ -156,9 +151,9 @@ def test_only_a_vocab_txt_keeps_googles_rules(tmp_path):
 def test_what_the_class_of_roberta_makes_of_its_file(tmp_path):
     """The normalizer is dropped, and the blank before a text is that of tokenizer_config.json."""
     directory = write_described(tmp_path, "roberta", tokenizer_class="RobertaTokenizer", add_prefix_space=True)
-    change(directory / "tokenizer.json", normalizer={"type": "Lowercase"})
+    change_json(directory / "tokenizer.json", normalizer={"type": "Lowercase"})
     (directory / "config.json").write_text('{"model_type": "roberta"}')
     found, notes = load_hf_tokenizer(directory)
     assert found.tokenize("low") == ["Ġlow"] and not notes and found.template.blank == ""
-    change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    change_json(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     assert load_hf_tokenizer(directory)[0].tokenize("LOW") == ["low"]

@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from builders import message
+from builders import change_json, message
 from described import write_described
 from hf_models import make_tokenizer
 from read_models import load_hf_tokenizer
@@ -37,10 +37,6 @@ def test_any_two_of_the_three_files_suffice(tokenizer, tmp_path, missing):
 ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 
 
-def change(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.mark.parametrize(
     ("file", "values", "problem"),
     [
@@ -56,7 +52,7 @@ def change(path, **values):
 )
 def test_what_is_not_berts_is_refused(repository, tmp_path, file, values, problem):
     save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 512)
-    change(tmp_path / file, **values)
+    change_json(tmp_path / file, **values)
     assert problem in message(load_hf_tokenizer, tmp_path)
 
 
@@ -85,7 +81,9 @@ def test_options_of_tokenizer_json_alone_are_those_of_the_vocabulary_too(tokeniz
     """`prepare_corpus --tokenizer` reads a directory as the model in it does."""
     save_hf_tokenizer(tmp_path, tokenizer, 64)
     backend = json.loads((tmp_path / "tokenizer.json").read_text())
-    change(tmp_path / "tokenizer.json", normalizer=backend["normalizer"] | {option: not backend["normalizer"][option]})
+    change_json(
+        tmp_path / "tokenizer.json", normalizer=backend["normalizer"] | {option: not backend["normalizer"][option]}
+    )
     if left_out:
         (tmp_path / left_out).unlink()
     for settings in ({"do_lower_case": None}, {"do_lower_case": True, "strip_accents": True}):
@@ -97,15 +95,14 @@ def test_options_of_tokenizer_json_alone_are_those_of_the_vocabulary_too(tokeniz
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend", "BertTokenizerFast"])
 def test_the_general_classes_do_what_tokenizer_json_says(tokenizer, tmp_path, kind):
     save_hf_tokenizer(tmp_path, tokenizer, 64)
-    change(tmp_path / "tokenizer_config.json", tokenizer_class=kind, do_lower_case=not tokenizer.lowercase)
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class=kind, do_lower_case=not tokenizer.lowercase)
     found, _ = load_hf_tokenizer(tmp_path)
     assert found.lowercase == (tokenizer.lowercase if kind != "BertTokenizerFast" else not tokenizer.lowercase)
-    change(tmp_path / "tokenizer.json", post_processor=None)
+    change_json(tmp_path / "tokenizer.json", post_processor=None)
     if kind == "BertTokenizerFast":
         load_hf_tokenizer(tmp_path)
     else:
-        with pytest.raises(InputError, match="post_processor is null, so it adds no"):
-            load_hf_tokenizer(tmp_path)
+        assert "post_processor is null, so it adds no" in message(load_hf_tokenizer, tmp_path)
 
 
 def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
@@ -113,11 +110,11 @@ def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
     backend = json.loads((tmp_path / "tokenizer.json").read_text())
     nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [backend["normalizer"]]}]}
     splitter = {"type": "Sequence", "pretokenizers": [backend["pre_tokenizer"]]}
-    change(tmp_path / "tokenizer.json", normalizer=nested, pre_tokenizer=splitter)
+    change_json(tmp_path / "tokenizer.json", normalizer=nested, pre_tokenizer=splitter)
     assert load_hf_tokenizer(tmp_path)[0].fingerprint == tokenizer.fingerprint
     nested["normalizers"].append({"type": "NFC"})
-    change(tmp_path / "tokenizer.json", normalizer=nested)
-    change(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    change_json(tmp_path / "tokenizer.json", normalizer=nested)
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     assert load_hf_tokenizer(tmp_path)[0].kind == "tokenizers"
 
 
@@ -125,7 +122,7 @@ def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
 def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest):
     save_hf_tokenizer(tmp_path, tokenizer, 64)
     model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
-    change(tmp_path / "tokenizer.json", model=model | {"max_input_chars_per_word": longest})
+    change_json(tmp_path / "tokenizer.json", model=model | {"max_input_chars_per_word": longest})
     found, notes = load_hf_tokenizer(tmp_path)
     found.save(tmp_path / "own")
     assert not notes and not save_hf_tokenizer(tmp_path / "again", found, 64)
@@ -134,7 +131,7 @@ def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest
         assert each.encode_arrays(["a" * (longest + 1)])[0].tolist() == [each.unk_id]
         assert each.fingerprint == found.fingerprint
     assert (found.fingerprint == tokenizer.fingerprint) == (longest == 200)  # data of vocab.txt fit the model
-    change(tmp_path / "tokenizer.json", model=model | {"max_input_chars_per_word": True})
+    change_json(tmp_path / "tokenizer.json", model=model | {"max_input_chars_per_word": True})
     with pytest.raises(InputError, match=r"max_input_chars_per_word is .*; make it a number of characters"):
         load_hf_tokenizer(tmp_path)
 
@@ -151,17 +148,17 @@ def test_what_is_not_berts_is_what_tokenizer_json_says(repository, tmp_path, val
     ours = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
     save_hf_tokenizer(tmp_path, ours, 512)
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    change(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=inputs)
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=inputs)
     if "added_tokens" in values:
         values["added_tokens"][0]["id"] = ours.id_of("##s")
-    change(tmp_path / "tokenizer.json", **values)
+    change_json(tmp_path / "tokenizer.json", **values)
     found, notes = load_hf_tokenizer(tmp_path)
     assert (found.kind, notes, found.special_ids) == ("tokenizers", [], ours.special_ids)
     assert load_tokenizer(tmp_path).encode("don't") == found.encode("don't")
     again = tmp_path / "again"
     assert save_hf_tokenizer(again, found, 512) == []
     assert load_hf_tokenizer(again)[0].fingerprint == found.fingerprint
-    change(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=not ours.lowercase)
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=not ours.lowercase)
     assert load_hf_tokenizer(tmp_path)[0].lowercase is not ours.lowercase  # BERT's class has its own parts
 
 
@@ -181,5 +178,5 @@ def test_a_side_of_cutting_that_is_not_kept_is_said(tmp_path, side, said):
     save_hf_tokenizer(tmp_path / "bert", make_tokenizer(131), 512)
     write_described(tmp_path / "other", "roberta", tokenizer_class="RobertaTokenizer")
     for name in ("bert", "other"):
-        change(tmp_path / name / "tokenizer_config.json", truncation_side=side)
+        change_json(tmp_path / name / "tokenizer_config.json", truncation_side=side)
         assert [note.partition(";")[0] for note in load_hf_tokenizer(tmp_path / name)[1]] == said

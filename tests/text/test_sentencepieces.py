@@ -79,13 +79,11 @@ def test_the_size_that_the_refusal_names_works(model_type, asked):
 
 @pytest.mark.parametrize("lines", [[], ["", " "], ["\u3000"]])
 def test_no_words_is_one_line(lines):
-    with pytest.raises(InputError, match="holds no words"):
-        learn_sentencepieces(lines, 50)
+    assert "holds no words" in message(learn_sentencepieces, lines, 50)
 
 
 def test_a_coverage_that_the_library_does_not_take_is_refused():
-    with pytest.raises(InputError, match=r"character_coverage 0\.5"):
-        learn_sentencepieces(ENGLISH, 50, character_coverage=0.5)
+    assert "character_coverage 0.5" in message(learn_sentencepieces, ENGLISH, 50, character_coverage=0.5)
 
 
 def test_the_end_of_a_long_line_is_learnt_from():
@@ -221,8 +219,7 @@ def test_a_damaged_model_is_one_line(tmp_path, english):
 def test_a_directory_with_two_vocabularies_is_refused(tmp_path, english):
     english.save(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL))
-    with pytest.raises(InputError, match=r"has vocab\.txt and spiece\.model"):
-        load_tokenizer(tmp_path)
+    assert "has vocab.txt and spiece.model" in message(load_tokenizer, tmp_path)
     assert load_tokenizer(tmp_path / "spiece.model").kind == "sentencepiece"
 
 
@@ -311,8 +308,7 @@ def test_a_model_that_folds_case_cannot_be_cased(tmp_path, more):
     lines = [f"{line} {more}" for line in ENGLISH]
     (tmp_path / "some.model").write_bytes(foreign_model(lines, **ALBERT, normalization_rule_name="nmt_nfkc_cf"))
     assert load_tokenizer(tmp_path / "some.model").lowercase
-    with pytest.raises(InputError, match=r"some\.model: the model lower-cases"):
-        load_tokenizer(tmp_path / "some.model", lowercase=False)
+    assert "some.model: the model lower-cases" in message(load_tokenizer, tmp_path / "some.model", lowercase=False)
 
 
 @pytest.fixture(scope="module")

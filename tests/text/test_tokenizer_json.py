@@ -10,11 +10,10 @@ import pickle
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 import tokenizers
-from builders import message, tiny_model
+from builders import assert_same, message, tiny_model
 from described import KINDS, LINES, unigram_of_xlmr, write_described
 from hf_models import random_params
 from tokenizers import normalizers
@@ -224,8 +223,7 @@ def test_special_tokens_are_those_of_the_settings(tmp_path, name):
     assert (found.template.specials[4], found.mask_id, found.vocab_size) == ("<blank>", 380, 381)
     write_described(tmp_path, "roberta", mask_token=None, pad_token=None)  # the usual names
     assert load_tokenizer(tmp_path).template.specials == ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-    with pytest.raises(InputError, match="do_lower_case is false in the file itself"):
-        load_tokenizer(tmp_path, lowercase=True)
+    assert "do_lower_case is false in the file itself" in message(load_tokenizer, tmp_path, lowercase=True)
 
 
 # Errors of the library on a text
@@ -299,8 +297,7 @@ def test_sizes_that_do_not_fit_are_named():
     for size, problem in ((200, "use --vocab_size=261 or more"), (5000, "is too large for this text: no more than")):
         with pytest.raises(InputError, match=problem):
             learn_bytes(LINES, size)
-    with pytest.raises(InputError, match="holds no words"):
-        learn_bytes(["", " "], 300)
+    assert "holds no words" in message(learn_bytes, ["", " "], 300)
 
 
 # With models
@@ -318,7 +315,7 @@ def test_a_model_fills_its_own_mask_and_goes_to_hugging_face_and_back(directory,
     for name in ("own", "hf"):
         found = load_pretrained(tmp_path / name)
         assert found.tokenizer.fingerprint == tokenizer.fingerprint
-        jax.tree.map(np.testing.assert_array_equal, found.params, params)
+        assert_same(found.params, params)
         again = dataclasses.replace(bert, tokenizer=found.tokenizer)  # equal parameters, in the same program
         assert fill_masks(again, [f"The {mask} jumps."]) == wanted
     assert f"text 1 has no {mask}" in message(fill_masks, bert, ["The tower."])

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from builders import message
 
 from bert_jax import InputError
 from bert_jax.text.normalize import Normalizer
@@ -77,11 +78,9 @@ def test_a_vocabulary_too_small_for_the_characters_is_refused():
 
 
 def test_a_vocabulary_too_large_for_the_text_is_refused():
-    with pytest.raises(InputError, match="use --vocab_size=12 or less"):
-        learn_vocab({"ab": 2, "ac": 1}, NORMALIZER, 50)
+    assert "use --vocab_size=12 or less" in message(learn_vocab, {"ab": 2, "ac": 1}, NORMALIZER, 50)
     assert learn_vocab({"ab": 2, "ac": 1}, NORMALIZER, 12).vocab[-1] == "ab"
-    with pytest.raises(InputError, match="no words"):
-        learn_vocab({}, NORMALIZER, 50)
+    assert "no words" in message(learn_vocab, {}, NORMALIZER, 50)
 
 
 def test_counting_forgets_the_rarest_words_when_full():
@@ -99,10 +98,8 @@ def test_parse_vocab_is_the_inverse_of_vocab_bytes():
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b" \n"])
 def test_an_empty_vocabulary_is_refused(content):
-    with pytest.raises(InputError, match=r"vocab\.txt is empty"):
-        parse_vocab(content, "vocab.txt")
+    assert "vocab.txt is empty" in message(parse_vocab, content, "vocab.txt")
 
 
 def test_a_vocabulary_in_another_encoding_is_refused():
-    with pytest.raises(InputError, match=r"vocab\.txt, line 3"):
-        parse_vocab("[PAD]\n[UNK]\ncafé\n".encode("latin-1"), "vocab.txt")
+    assert "vocab.txt, line 3" in message(parse_vocab, "[PAD]\n[UNK]\ncafé\n".encode("latin-1"), "vocab.txt")

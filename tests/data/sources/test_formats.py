@@ -16,7 +16,6 @@ import pytest
 from builders import message
 
 from bert_jax.data.sources import corpus, formats
-from bert_jax.errors import InputError
 from bert_jax.storage.files import zstd
 
 EXPECTED = [["a one", "a two"], ["b one"], ["ä 日本 one"]]
@@ -177,8 +176,7 @@ def test_naming_a_line_takes_no_memory(tmp_path):
         stream.write(b"\n\n\xff\n")
     piece = formats.Piece(str(path), formats.TEXT, str(path), start + 2, start + 4)
     tracemalloc.start()
-    with pytest.raises(InputError, match="line 5 is not UTF-8"):
-        list(formats.read_file(piece))
+    assert "line 5 is not UTF-8" in message(list, formats.read_file(piece))
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
 

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from bert_jax.data import prepare
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus, formats, parquet
-from bert_jax.errors import NOT_UTF8, InputError
+from bert_jax.errors import NOT_UTF8
 from bert_jax.storage import files
 
 TEXTS = [f"first {number}\n\n  second {number} äöü " for number in range(50)]
@@ -31,6 +31,11 @@ def write(path: Path, texts: list, kind: pa.DataType | None = None, column: str 
     table = pa.table({"id": pa.array(numbers, pa.int64()), "meta": nested, column: pa.array(texts, kind)})
     pq.write_table(table, path, **options)
     return str(path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "x.parquet"
 
 
 def read(path: str, piece_bytes: int = corpus.PIECE_BYTES) -> list[list[str]]:
@@ -52,14 +57,14 @@ def test_a_row_is_a_document(tmp_path, kind, compression):
     assert list(corpus.iterate_documents(path)) == DOCUMENTS
 
 
-def test_rows_without_text_are_left_out(tmp_path):
+def test_rows_without_text_are_left_out(file):
     texts = [None, TEXTS[0], "", " \n\t\n", None, TEXTS[1], None]
-    path = write(tmp_path / "x.parquet", texts, row_group_size=2)
+    path = write(file, texts, row_group_size=2)
     assert list(corpus.iterate_documents(path)) == DOCUMENTS[:2]
 
 
-def test_row_groups_are_the_pieces_and_together_the_whole(tmp_path, monkeypatch):
-    path = write(tmp_path / "x.parquet", TEXTS, row_group_size=7)
+def test_row_groups_are_the_pieces_and_together_the_whole(file, monkeypatch):
+    path = write(file, TEXTS, row_group_size=7)
     counts = []
     for piece_bytes in (1, 500, 10**6):
         counts.append(len(corpus.plan_pieces(path, piece_bytes)))
@@ -69,9 +74,9 @@ def test_row_groups_are_the_pieces_and_together_the_whole(tmp_path, monkeypatch)
     assert read(path, 1) == DOCUMENTS
 
 
-def test_another_column_is_another_input(tmp_path):
+def test_another_column_is_another_input(tmp_path, file):
     table = pa.table({"text": TEXTS, "body": TEXTS[::-1]})
-    pq.write_table(table, tmp_path / "x.parquet")
+    pq.write_table(table, file)
     (tmp_path / "x.txt").write_text("one\n")
     (tmp_path / "x.jsonl").write_text('{"text": "a", "body": "b"}\n')
     for name, differ in (("x.parquet", True), ("x.jsonl", True), ("x.txt", False)):
@@ -84,8 +89,8 @@ def fails(path: str, column: str = "text") -> str:
     return message(lambda: list(corpus.iterate_documents(path, column)))
 
 
-def test_a_missing_column_names_those_that_are_there(tmp_path):
-    path = write(tmp_path / "x.parquet", TEXTS)
+def test_a_missing_column_names_those_that_are_there(file):
+    path = write(file, TEXTS)
     assert fails(path, "content") == (
         f"{path} has no column 'content'; choose one with --text_column: id (int64), meta (struct<text: int64>), "
         "text (string)"
@@ -99,28 +104,28 @@ def test_a_missing_column_names_those_that_are_there(tmp_path):
 @pytest.mark.parametrize(
     ("values", "kind", "shown"), [([1], pa.int64(), "int64"), ([["a"]], pa.list_(pa.string()), "list<element: string>")]
 )
-def test_a_column_that_is_no_text_is_refused(tmp_path, values, kind, shown):
-    pq.write_table(pa.table({"text": pa.array(values, kind), "title": ["x"]}), tmp_path / "x.parquet")
-    told = fails(str(tmp_path / "x.parquet"))
+def test_a_column_that_is_no_text_is_refused(file, values, kind, shown):
+    pq.write_table(pa.table({"text": pa.array(values, kind), "title": ["x"]}), file)
+    told = fails(str(file))
     assert f"column 'text' is {shown}, not strings; choose a --text_column: text" in told
 
 
-def test_text_that_is_not_utf8_is_named_by_its_row(tmp_path):
-    path = write(tmp_path / "x.parquet", [b"a", b"b", b"c", b"d\xff"], pa.binary(), row_group_size=2)
+def test_text_that_is_not_utf8_is_named_by_its_row(file):
+    path = write(file, [b"a", b"b", b"c", b"d\xff"], pa.binary(), row_group_size=2)
     assert fails(path) == (f"{path}, row 3 (the first is 0): 'text' is not UTF-8 (byte 0xff); {NOT_UTF8}")
 
 
-def test_a_document_has_a_bound(tmp_path, monkeypatch):
+def test_a_document_has_a_bound(file, monkeypatch):
     monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 1000)
-    path = write(tmp_path / "x.parquet", ["short", "a b\n" * 20])
+    path = write(file, ["short", "a b\n" * 20])
     assert "x.parquet, row 1 (the first is 0): the document has more than 0 MiB" in fails(path)
 
 
-def test_memory_has_a_bound_however_large_the_rows_become(tmp_path):
+def test_memory_has_a_bound_however_large_the_rows_become(file):
     """A few kB that hold 4 GB: a thousand rows of one text. Arrow's own memory is what counts."""
     text = "a b\n" * (1 << 20)
     repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([text]))
-    path = tmp_path / "x.parquet"
+    path = file
     pq.write_table(pa.table({"text": repeated}), path, compression="zstd", dictionary_pagesize_limit=1 << 30)
     before = pa.total_allocated_bytes()
     documents = iter(corpus.iterate_documents(str(path)))
@@ -128,8 +133,8 @@ def test_memory_has_a_bound_however_large_the_rows_become(tmp_path):
     assert pa.total_allocated_bytes() - before < 32 * len(text)
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path):
-    path, pool = str(tmp_path / "x.parquet"), pa.default_memory_pool()
+def test_memory_does_not_grow_with_the_file(file):
+    path, pool = str(file), pa.default_memory_pool()
     held = []
     for rows in (400, 8000):
         texts = [f"{row} " + "a sentence of a few words\n" * 400 for row in range(rows)]
@@ -148,13 +153,13 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         (b"PAR1" + bytes(40) + b"PAR1", "x.parquet is damaged or"),
     ],
 )
-def test_what_is_no_parquet_is_said(tmp_path, content, problem):
-    (tmp_path / "x.parquet").write_bytes(content)
-    assert problem in fails(str(tmp_path / "x.parquet"))
+def test_what_is_no_parquet_is_said(file, content, problem):
+    file.write_bytes(content)
+    assert problem in fails(str(file))
 
 
-def test_a_file_without_rows_is_like_an_empty_one(tmp_path):
-    path, other = write(tmp_path / "x.parquet", [], pa.string()), write(tmp_path / "y.parquet", TEXTS)
+def test_a_file_without_rows_is_like_an_empty_one(tmp_path, file):
+    path, other = write(file, [], pa.string()), write(tmp_path / "y.parquet", TEXTS)
     assert corpus.plan_pieces(f"{path},{other}") == corpus.plan_pieces(other)
     assert "holds no document" in fails(path)
 
@@ -225,17 +230,16 @@ def test_the_hub_is_read_by_its_file_system(tmp_path, text, monkeypatch):
         ({"text": ["a"] * 5000}, {}, False),  # rows of nearly nothing
     ],
 )
-def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, columns, options, is_corpus):
+def test_a_small_file_that_would_fill_the_memory_is_refused(file, monkeypatch, columns, options, is_corpus):
     """Limits as for gzip and zstd; a corpus is read a few rows at a time, so that only its pages have one."""
-    path = str(tmp_path / "x.parquet")
+    path = str(file)
     pq.write_table(pa.table(columns), path, compression="zstd", **options)
     number = len(columns["text"])
     assert len(list(parquet.read_rows(path, path))) == number
     monkeypatch.setattr(os.path, "getsize", lambda path: 1)
     monkeypatch.setattr(parquet, "_LEAST_CHUNK", 1 << 18)
     monkeypatch.setattr(parquet, "_LEAST_ROWS", 1 << 20)
-    with pytest.raises(InputError, match=r"x\.parquet holds more than"):
-        list(parquet.read_rows(path, path))
+    assert "x.parquet holds more than" in message(list, parquet.read_rows(path, path))
     if is_corpus:
         assert "far more than" in fails(path)
     else:
