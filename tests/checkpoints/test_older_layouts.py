@@ -3,12 +3,11 @@
 
 import dataclasses
 import json
-import math
 
 import jax
 import numpy as np
 import pytest
-from builders import assert_same, computed, random_batch
+from builders import assert_same, random_batch
 from older_layouts import (
     ALIBI,
     BASES,
@@ -29,8 +28,7 @@ from bert_jax.checkpoints.families import FAMILIES, of_today
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
 from bert_jax.errors import InputError
-from bert_jax.model.heads.pretraining import MASKED_LM
-from bert_jax.model.objective import encode, forward
+from bert_jax.model.objective import encode
 from bert_jax.settings.pretraining import MeshConfig
 
 IDS = np.random.default_rng(0).integers(5, 131, 41)
@@ -74,25 +72,22 @@ def test_names_with_the_base_that_a_head_puts_before_them(tmp_path, family):
 def test_models_with_alibi_are_read_computed_and_written_as_jina_has_them(tmp_path, kind):
     tensors = write_older(tmp_path / "theirs", kind)
     loaded = load_hf(tmp_path / "theirs")
-    assert loaded.config.family == "jina_bert" and loaded.config.score_bias == "alibi"
-    assert loaded.config.feed_forward == ("plain" if kind == "original" else "gated")
-    assert "has no pooler" in loaded.notes[-1]
-    assert ["is not run: it is computed as a JinaBert" in note for note in loaded.notes[:-1]] == [True] * (
-        kind != "original"
-    )
+    form = ("plain", "original") if kind == "original" else ("gated", "geglu")
+    config = loaded.config
+    assert (config.family, config.score_bias, config.feed_forward) == ("jina_bert", "alibi", form[0])
+    said = ["is not run: it is computed as a JinaBert"] * (kind != "original") + ["has no pooler"]
+    assert all(part in note for part, note in zip(said, loaded.notes, strict=True))
     assert_computes(loaded, kind, tensors)
     notes = save_hf(tmp_path / "ours", *loaded[:5])
     assert "it needs trust_remote_code=True" in notes[-1] and "loads it as a bert" in notes[-1]
     about = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert about["model_type"] == "bert" and about["position_embedding_type"] == "alibi"
-    assert about["feed_forward_type"] == ("original" if kind == "original" else "geglu")
-    assert about["architectures"][0] in about["auto_map"]["AutoModel"]
+    found = about["model_type"], about["position_embedding_type"], about["feed_forward_type"]
+    assert found == ("bert", "alibi", form[1]) and about["architectures"][0] in about["auto_map"]["AutoModel"]
     again = load_hf(tmp_path / "ours")
-    assert again.config == loaded.config
+    assert again.config == config
     assert_same(again.params, loaded.params)
     if kind != "mosaic":  # whose queries, keys and values jina has apart
-        written = load_file(tmp_path / "ours" / "model.safetensors")
-        assert_same(written, tensors)
+        assert_same(load_file(tmp_path / "ours" / "model.safetensors"), tensors)
 
 
 def test_the_masked_head_of_dnabert(tmp_path):
@@ -102,20 +97,15 @@ def test_the_masked_head_of_dnabert(tmp_path):
     shapes = {"transform.dense.weight": (WIDTH, WIDTH), "decoder.bias": (WORDS,)}
     shapes |= {f"transform.{name}": (WIDTH,) for name in ("dense.bias", "LayerNorm.weight", "LayerNorm.bias")}
     head = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    head["decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
     named = {f"cls.predictions.{name}": array for name, array in head.items()}
+    named["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
     save_file(tensors | named, tmp_path / "hf" / "model.safetensors")
     loaded = load_hf(tmp_path / "hf")
     assert loaded.task == "masked_lm"
-    batch = pad_rows([IDS], 41)._replace(mlm_positions=np.arange(5)[None])
-    found = computed(lambda params: forward(loaded.config, params, batch, MASKED_LM), loaded.params)
-    x = hidden_states("mosaic", {name.removeprefix("bert."): array for name, array in tensors.items()}, IDS, PLAIN)[:5]
-    x = x @ head["transform.dense.weight"].T + head["transform.dense.bias"]
-    x = x * np.vectorize(lambda each: (1 + math.erf(each / math.sqrt(2))) / 2)(x)
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    x = x * head["transform.LayerNorm.weight"] + head["transform.LayerNorm.bias"]
-    expected = x @ head["decoder.weight"].T + head["decoder.bias"]
-    np.testing.assert_allclose(found[0, :, :WORDS], expected, atol=5e-5)
+    mlm = loaded.params["mlm"]
+    np.testing.assert_array_equal(mlm["output_bias"][:WORDS], head["decoder.bias"])
+    np.testing.assert_array_equal(mlm["transform"]["kernel"], head["transform.dense.weight"].T)
+    np.testing.assert_array_equal(mlm["norm"]["scale"], head["transform.LayerNorm.weight"])
 
 
 @pytest.mark.parametrize("family", ["nomic_bert", "geglu", pytest.param("jina_embeddings_v3", marks=pytest.mark.slow)])
@@ -134,25 +124,23 @@ def test_eight_devices_compute_what_one_computes(tmp_path, family):
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=2e-5)
 
 
-def test_angles_of_other_forms(tmp_path):
-    """Fixed ones are computed; of those that depend on a batch, as many tokens as have the plain angles."""
+def test_angles_of_another_base_are_computed_and_written(tmp_path):
+    tensors = write_older(tmp_path / "older", "gte", rope_scaling={"type": "ntk", "factor": 2.0})
+    loaded = load_hf(tmp_path / "older")
     size = WIDTH // HEADS
-    tensors = write_older(tmp_path / "ntk", "gte", rope_scaling={"type": "ntk", "factor": 2.0})
-    loaded = load_hf(tmp_path / "ntk")
-    longer = 180.0 ** (-np.arange(0, size, 2) / size) / 2 ** (2 / size)
-    assert_computes(loaded, "gte", tensors, longer)
+    assert_computes(loaded, "gte", tensors, 180.0 ** (-np.arange(0, size, 2) / size) / 2 ** (2 / size))
     save_hf(tmp_path / "today", *loaded[:5])
     about = json.loads((tmp_path / "today" / "config.json").read_text())["rope_parameters"]
     assert about == {"rope_type": "linear", "factor": pytest.approx(2 ** (1 / 3)), "rope_theta": 180.0}
     assert load_hf(tmp_path / "today").config == loaded.config
 
+
+def test_of_angles_that_depend_on_a_batch_as_many_tokens_as_have_the_plain_ones(tmp_path):
     write_older(tmp_path / "dynamic", "nomic_bert", rotary_scaling_factor=2.0)
-    loaded = load_hf(tmp_path / "dynamic")
-    assert loaded.config.max_positions == 2048 and loaded.config.rotary_theta == 90.0
-    assert loaded.notes[0].startswith("beyond 2048 tokens its angles would depend on the longest row")
-    plain = dataclasses.replace(loaded.config, max_positions=8192)
     write_older(tmp_path / "plain", "nomic_bert")
-    assert load_hf(tmp_path / "plain").config == plain
+    loaded, plain = load_hf(tmp_path / "dynamic"), load_hf(tmp_path / "plain").config
+    assert loaded.notes[0].startswith("beyond 2048 tokens its angles would depend on the longest row")
+    assert loaded.config == dataclasses.replace(plain, max_positions=2048) and plain.max_positions == 8192
 
 
 @pytest.mark.parametrize(
@@ -187,9 +175,14 @@ def test_tensors_of_other_code_are_refused(tmp_path, family, tensor, message):
         load_hf(tmp_path / "older")
 
 
-def test_settings_of_other_families_stay_as_they_are():
-    for settings in ({"model_type": "bert", "n_embd": 3}, {"model_type": "xlm-roberta"}, {}, {"model_type": ["new"]}):
-        assert of_today(settings) is settings
+@pytest.mark.parametrize(
+    "settings", [{"model_type": "bert", "n_embd": 3}, {"model_type": "xlm-roberta"}, {}, {"model_type": ["new"]}]
+)
+def test_settings_of_other_families_stay_as_they_are(settings):
+    assert of_today(settings) is settings
+
+
+def test_settings_of_older_code_are_those_of_today():
     mosaic = CONFIGS_OF_ALIBI["mosaic"]
     signs = "alibi_starting_size", "auto_map"  # either says it
     apart = [{name: value for name, value in mosaic.items() if name != sign} for sign in signs]
@@ -199,5 +192,5 @@ def test_settings_of_other_families_stay_as_they_are():
         today = of_today(config)
         assert today["model_type"] == family and today["architectures"] == [f"{FAMILIES[family].prefix}Model"]
         assert of_today(today) == today and today["rope_theta"] == 90.0
-        theirs = {name: value for name, value in config.items() if name not in ("rope_theta", "rotary_emb_base")}
-        assert of_today(theirs)["rope_theta"] == 10_000.0  # the default of each code
+        unsaid = {name: value for name, value in config.items() if name not in ("rope_theta", "rotary_emb_base")}
+        assert of_today(unsaid)["rope_theta"] == 10_000.0  # the default of each code
