@@ -295,14 +295,24 @@ def test_large_models_are_written_in_shards(written, tmp_path):
     assert_same(load_hf(out).params, model.params)
 
 
-@pytest.mark.parametrize(("count", "problem"), [(1, "regression"), (3, "single_label_classification")])
-def test_what_a_classifier_is_for_is_kept_or_said(out, count, problem):
+@pytest.mark.parametrize(
+    ("count", "problem", "other", "said"),
+    [
+        (
+            1,
+            "regression",
+            "single_label_classification",
+            ("the number that is predicted is the output, as its files say",),
+        ),
+        (3, "single_label_classification", "regression", ()),
+    ],
+)
+def test_what_a_classifier_is_for_is_kept_or_said(out, count, problem, other, said):
     params = random_params(num_classes=count, parts=HEADS["sequence_classification"].parts)
     save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
     assert json.loads((out / "config.json").read_text())["problem_type"] == problem
-    notes = load_hf(out).notes
-    assert notes == (("the number that is predicted is the output, as its files say",) if count == 1 else ())
-    other = "single_label_classification" if count == 1 else "regression"
+    said = ("the number that is predicted is the output, as its files say",)
+    assert load_hf(out).notes == (said if count == 1 else ())
     setting(problem_type=other)(out)
     found = load_hf(out)
     assert found.problem == other and "no predictions of it here" in found.notes[0]

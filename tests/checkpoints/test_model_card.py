@@ -3,7 +3,7 @@ import dataclasses
 import json
 
 import pytest
-from builders import tiny_run
+from builders import tiny_run, write
 
 from bert_jax.checkpoints.model_card import ABOUT, Records, gather_records, model_card
 from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
@@ -76,12 +76,6 @@ def test_two_phases_and_their_data(tmp_path):
     assert rows(card)["phase2.num_steps"] == "6" and "## Data 1" in card and "## Data 2" in card
 
 
-def test_a_model_without_records_has_a_short_card():
-    card = model_card(Records(MODEL, "encoder", 7))
-    assert "## Training" not in card and "## Data" not in card and "pipeline_tag: feature-extraction" in card
-    assert "licence" in card and "None" not in card
-
-
 def test_a_fine_tuned_model_has_its_scores():
     results = {"task": "sst2", "metrics": {"accuracy": 0.912345}, "step": 40}
     found = rows(model_card(Records(MODEL, "sequence_classification", 7, ("no", "yes"), results=results)))
@@ -104,24 +98,32 @@ def test_no_folder_of_the_user_s_is_published(start, said):
     card = model_card(Records(MODEL, "encoder", 7, run={"init_checkpoint": start, "data": {"path": start}}))
     assert rows(card)["started from"] == said
     assert said == start or start not in card
+    assert "None" not in card and "## Data" not in card and "pipeline_tag: feature-extraction" in card
+
+
+METRICS = """{"step": 0, "kind": "eval", "time": 1.0, "mlm_loss": 9.0}
+{"step": 4, "kind": "eval", "time": 1.0, "mlm_loss": 5.0}
+{"step": 4, "kind": "train", "loss": 1.0}
+{"step": 8, "kind": "eval", "time": 1.0, "mlm_loss": 1.0}
+{"step": 12, "k"""
 
 
 @pytest.mark.parametrize("inside", ["", "@5", "/pretrained", "/revisions/00000005"])
 def test_records_are_found_from_a_work_directory_and_what_is_in_it(tmp_path, inside):
     workdir = tmp_path / "run"
-    for folder in ("pretrained", "revisions/00000005"):
-        (workdir / folder).mkdir(parents=True)
-        (workdir / folder / "config.json").write_text('{"model": {}}')
-    (workdir / "config.json").write_text('{"run": {"train": {"seed": 3}}}')
-    (workdir / ABOUT).write_text('{"devices": "2 x cpu"}')
-    evaluations = [{"step": step, "kind": "eval", "time": 1.0, "mlm_loss": 9.0 - step} for step in (0, 4, 8)]
-    evaluations.insert(2, {"step": 4, "kind": "train", "loss": 1.0})
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in evaluations) + '{"step": 12, "k')
-    found = gather_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {"step": 5})
+    for name, content in (
+        ("pretrained/config.json", '{"model": {}}'),
+        ("revisions/00000005/config.json", '{"model": {}}'),
+        ("config.json", '{"run": {"train": {"seed": 3}}}'),
+        (ABOUT, '{"devices": "2 x cpu"}'),
+        ("metrics.jsonl", METRICS),
+    ):
+        write(workdir / name, content)
+    place = resolve(f"{workdir}{inside}")
+    found = gather_records(place, MODEL, "pretraining", 1, (), {"step": 5})
     assert found.heldout == {"step": 4, "mlm_loss": 5.0}  # not what came after the revision
     assert found.run == {"train": {"seed": 3}} and found.about == {"devices": "2 x cpu"}
-    latest = gather_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {})
-    assert latest.heldout["step"] == 8
+    assert gather_records(place, MODEL, "pretraining", 1, (), {}).heldout["step"] == 8
 
 
 def test_other_models_have_no_records(tmp_path):

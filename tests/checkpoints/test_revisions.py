@@ -159,12 +159,3 @@ def test_words_that_no_run_reads_are_refused(toy_data, tmp_path, words, fix):
     with pytest.raises(InputError, match=fix):
         train(tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=checkpoint), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_data_set_of_an_older_version_has_no_words(toy_data, tmp_path):
-    shutil.copytree(toy_data, tmp_path / "data")
-    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
-    del manifest["splits"]["train"]["words"]
-    (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
-    config = tiny_run(tmp_path / "data", mesh=ONE_DEVICE, checkpoint=CheckpointConfig(keep_words="9"))
-    assert "does not say how many words its text has" in message(train, config, tmp_path / "run")

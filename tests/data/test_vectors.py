@@ -30,9 +30,9 @@ def test_a_bit_is_whether_a_number_is_above_0():
     vectors[0, :4] = 0.0
     bits = quantize(vectors, "ubinary")
     assert bits.shape == (7, 2) and bits.dtype == np.uint8
-    for row, codes in zip(vectors, bits.tolist()):
-        text = "".join(f"{code:08b}" for code in codes)  # the highest bit first
-        assert text == "".join("1" if value > 0 else "0" for value in row) + "00000"
+    for row, codes in zip(vectors, bits):
+        text = "".join(map("{:08b}".format, codes))  # the highest bit first
+        assert text == "".join(str(int(value > 0)) for value in row) + "00000"
     less = quantize(vectors, "binary")
     assert less.dtype == np.int8 and (less.astype(int) + 128 == bits).all()
     assert (quantize(vectors, "float16") == vectors.astype(np.float16)).all()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from builders import message
+from builders import message, write
 
 from bert_jax.storage.files import LARGEST
 from bert_jax.storage.folder import Folder, open_folder
@@ -42,20 +42,18 @@ def test_the_model_in_the_box_is_read_with_eight_questions_to_the_disk(repositor
 
 
 def test_a_folder_is_what_was_there_when_it_was_listed(tmp_path):
-    (tmp_path / "a.json").write_text('{"x": 1}')
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "b.bin").write_bytes(b"b")
+    for name, content in (("a.json", '{"x": 1}'), ("b.json", "[1]"), ("inner/b.bin", "b")):
+        write(tmp_path / name, content)
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     folder = open_folder(tmp_path)
-    assert folder.names == ["a.json", "gone", "inner"] and folder.matching("*") == ["a.json"]
+    assert folder.names == ["a.json", "b.json", "gone", "inner"] and folder.matching("*") == ["a.json", "b.json"]
     assert "a.json" in folder and "inner" not in folder and "gone" not in folder
     assert folder.object("a.json") is folder.json("a.json") and folder.object("other.json") == {}
     assert folder.inside("inner").read_bytes("b.bin") == b"b" and folder.inside("") is folder
     assert folder.inside("nowhere").names == folder.inside("a.json").names == []
     assert folder.large("a.json") == folder / "a.json" == tmp_path / "a.json"
     assert "other.json does not exist" in message(folder.json, "other.json")
-    (tmp_path / "b.json").write_text("[1]")
-    assert "b.json is not a JSON object; copy it again" in message(open_folder(tmp_path).object, "b.json")
+    assert "b.json is not a JSON object; copy it again" in message(folder.object, "b.json")
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):

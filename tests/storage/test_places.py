@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from builders import message
+from builders import message, write
 
 from bert_jax.errors import InputError, StoppedError, without_secrets
 from bert_jax.storage import answers, leases, stores, writing
@@ -59,13 +59,13 @@ def test_a_url_without_a_bucket_is_refused_at_the_door(url):
 
 def test_what_is_there(root):
     assert not root.exists() and list(root.iterdir()) == [] and root.listing() == {}
-    (root / "a/b.txt").write_bytes("grün".encode())
-    assert root.is_dir() and not root.is_file() and (root / "a/b.txt").is_file() and not (root / "a/c").exists()
-    assert (root / "a/b.txt").read_text() == "grün"
-    assert list(root.iterdir()) == [root / "a"] and list((root / "a").glob("*.txt")) == [root / "a/b.txt"]
-    assert root.listing() == {"a/b.txt": {"bytes": 5}}
-    (root / "a/b.txt").unlink()
-    (root / "a/b.txt").unlink()
+    file = root / "a/b.txt"
+    file.write_bytes("grün".encode())
+    assert root.is_dir() and not root.is_file() and file.is_file() and not (root / "a/c").exists()
+    assert file.read_text() == "grün" and root.listing() == {"a/b.txt": {"bytes": 5}}
+    assert list(root.iterdir()) == [root / "a"] and list((root / "a").glob("*.txt")) == [file]
+    for _ in range(2):
+        file.unlink()
     assert root.listing() == {}
     with pytest.raises(InputError, match=r"memory://.*/none does not exist; check the address"):
         (root / "none").read_bytes()
@@ -114,16 +114,16 @@ def test_a_directory_is_uploaded_with_its_checksums_last_and_half_of_one_may_be_
     assert list(target.listing()) == ["z"] and (target / "z").read_text() == "new"
 
 
-def test_a_directory_is_copied_here_once_and_again_when_it_changes(root, monkeypatch):
+def test_a_directory_is_copied_here_once_and_again_when_it_changes(root):
+    model = root / "m"
     for name in ("vocab.txt", "deep/er.txt"):
-        (root / "m" / name).write_bytes(b"1")
-    folder = resolve(root / "m").on_this_machine()
+        (model / name).write_bytes(b"1")
+    folder = resolve(model).on_this_machine()
     assert folder.name == "m" and (folder / "deep" / "er.txt").read_text() == "1"
-    assert resolve(root / "m").on_this_machine() == folder
-    (root / "m" / "vocab.txt").write_bytes(b"22")
-    assert (resolve(root / "m").on_this_machine() / "vocab.txt").read_text() == "22"
-    assert resolve(root / "m" / "vocab.txt").on_this_machine().read_text() == "22"
-    assert resolve(folder).on_this_machine() == folder
+    assert resolve(model).on_this_machine() == resolve(folder).on_this_machine() == folder
+    (model / "vocab.txt").write_bytes(b"22")
+    assert (resolve(model).on_this_machine() / "vocab.txt").read_text() == "22"
+    assert resolve(model / "vocab.txt").on_this_machine().read_text() == "22"
     assert "does not exist or is empty" in message(local_directory, root / "nothing")
 
 
@@ -323,14 +323,14 @@ def test_a_full_local_disk_is_not_blamed_on_the_bucket():
 @pytest.mark.parametrize("name", ["run [1]", "a\\b", "run*", "what?"])
 def test_a_url_that_is_a_pattern_is_refused_before_anything_is_written(root, name):
     """Objects with such names are not found when they are to be deleted."""
-    for write in (
+    for ask in (
         lambda: writing.write_json(f"{root}/{name}", {}),
         lambda: stores.check_writable(f"{root}/{name}"),
         lambda: to_place(f"{root}/{name}/x").touch(),
         lambda: writing.new_directory(f"{root}/{name}").__enter__(),
         lambda: leases.lease(f"{root}/{name}/.lease", f"{root}/{name}").__enter__(),
     ):
-        assert "is read as a pattern" in message(write)
+        assert "is read as a pattern" in message(ask)
     assert not list(to_place(root).iterdir())
 
 
@@ -403,10 +403,8 @@ def test_an_upload_whose_answer_was_lost_is_not_a_missing_bucket(root, tmp_path,
 
 
 def test_stale_objects_of_a_replaced_directory_are_deleted(root, tmp_path):
-    for number, files in enumerate((("a", "b"), ("b", "c"))):
-        folder = tmp_path / f"{number}"
-        folder.mkdir()
+    for number, files in enumerate(("ab", "bc")):
         for name in files:
-            (folder / name).write_text(str(number))
-        upload_directory(folder, root / "out", ("c",))
+            write(tmp_path / f"{number}" / name, str(number))
+        upload_directory(tmp_path / f"{number}", root / "out", ("c",))
     assert list((root / "out").listing()) == ["b", "c"] and (root / "out/b").read_text() == "1"
