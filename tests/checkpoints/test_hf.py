@@ -115,23 +115,23 @@ def test_loss_and_gradients_are_those_of_transformers(written, golden, name):
         np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
 
 
+LABELS = {"question_answering": "spans", "masked_lm": "labels", "token_classification": "tags",
+          "sequence_classification": "classes", "next_sentence": "next_sentence_label"}  # fmt: skip
+
+
 def task_loss(task, logits, golden):
     """Returns the loss of a task as fine-tuning has it: the mean over what has a label; of spans, of both ends."""
-    real, inputs = golden["inputs/attention_mask"] > 0, {key: golden[f"inputs/{key}"] for key in LABELS}
-    if task == "question_answering":
-        logits = jnp.where(real[..., None], logits, -1e9).swapaxes(1, 2)
-        labels = inputs["spans"]
-    elif task == "multiple_choice":  # two questions of two choices
+    if task == "multiple_choice":  # two questions of two choices
         logits, labels = logits.reshape(2, 2), np.array([1, 0])
-    elif task in ("masked_lm", "token_classification"):
-        labels = inputs["labels" if task == "masked_lm" else "tags"]
     else:
-        logits, labels = logits[:, 0], inputs["classes" if task == "sequence_classification" else "next_sentence_label"]
+        labels = golden[f"inputs/{LABELS[task]}"]
+    if task == "question_answering":
+        real = golden["inputs/attention_mask"] > 0
+        logits = jnp.where(real[..., None], logits, -1e9).swapaxes(1, 2)
+    elif task in ("sequence_classification", "next_sentence"):
+        logits = logits[:, 0]
     total, weight = cross_entropy(logits, np.maximum(labels, 0), (labels >= 0).astype(np.float32))
     return total / weight
-
-
-LABELS = ("labels", "tags", "spans", "classes", "next_sentence_label")
 
 
 @pytest.mark.parametrize("name", MODELS)

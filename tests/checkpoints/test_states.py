@@ -483,29 +483,29 @@ def test_a_checkpoint_that_vanishes_while_it_is_checked_is_no_damage(tmp_path, d
     assert path.name == "00000003" and passed_over == []
 
 
+def hear(monkeypatch, *answers):
+    """Makes this process one that hears these answers of the first."""
+    told = iter([json.dumps([False, answer]) for answer in answers])
+    monkeypatch.setattr("bert_jax.devices.job.Job.is_first", False)
+    monkeypatch.setattr("bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: next(told))
+
+
 def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, directory, abstract, monkeypatch):
     """Its own listing of the directory is older: it has neither the best checkpoint nor the one to be saved."""
     checkpoints = save_all(directory, {1: 1.0, 2: 2.0}, keep_last=5)
-    saved = []
-    monkeypatch.setattr(checkpoints._manager, "save", lambda *args, **_: saved.append(args))
+    monkeypatch.setattr(checkpoints._manager, "save", saved := mock.Mock())
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.devices.job.Job.is_first", False)
-
-        def hear(*answers):
-            told = iter([json.dumps([False, answer]) for answer in answers])
-            patch.setattr("bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: next(told))
-
-        hear(3, True, -1)
+        hear(patch, 3, True, -1)
         assert checkpoints.best_step() == 3
         checkpoints.save(9, make_state(9))
         assert "has a metric that can be read" in message(checkpoints.best_step)
-        hear(True, "file x is missing")
+        hear(patch, True, "file x is missing")
         checkpoints._set_aside(0)
         assert "is damaged: file x is missing" in message(checkpoints.restore_at, 2, abstract)
-        hear(None, "state")
+        hear(patch, None, "state")
         (checkpoints._path(2) / SEAL).unlink()  # which a file system may show late
         assert int(checkpoints.restore_at(2, abstract)["step"]) == 2
-    assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
+    assert not saved.called and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
 
 
 def test_a_checkpoint_that_was_copied_from_a_bucket_is_restored(directory, abstract):
@@ -522,13 +522,9 @@ def test_a_checkpoint_that_was_copied_from_a_bucket_is_restored(directory, abstr
 def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(directory, abstract, monkeypatch):
     """A seal is replaced when an evaluation was made up for; another host may see the old one for a while."""
     checkpoints = save_all(directory, 1)
-    arrays = sealed.read_seal(directory / "00000001")["arrays"]
+    arrays = read_seal(directory / "00000001")["arrays"]
     (directory / "00000001" / SEAL).unlink()  # or none yet
-    answers = ([1, []], [arrays, {"from": 5}], "state")
-    told = iter([json.dumps([False, answer]) for answer in answers])
-    monkeypatch.setattr("bert_jax.devices.job.Job.is_first", False)
-    monkeypatch.setattr("bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: next(told))
-    monkeypatch.setattr(checkpoints, "_set_aside", lambda step: None)
+    hear(monkeypatch, [1, []], [arrays, {"from": 5}], False, "state")
     assert checkpoints.restore(abstract).notes == {"from": 5}
 
 

@@ -13,7 +13,7 @@ from buckets import free_port, variables, wait_until_open
 from builders import message
 
 from bert_jax.errors import InputError, StoppedError
-from bert_jax.storage import leases, stores, writing
+from bert_jax.storage import leases, stores
 from bert_jax.storage.places import to_place
 
 pytestmark = pytest.mark.slow
@@ -72,16 +72,6 @@ def test_a_lease_refuses_and_is_renewed(bucket, monkeypatch):
         with pytest.raises(StoppedError, match="now held by nobody, as it was deleted"):
             time.sleep(2)
             leases.check_held(f"{place}/x")
-
-
-def test_a_directory_is_uploaded_whole(bucket):
-    with writing.new_directory(f"{bucket}/model") as folder:
-        (folder / "checksums.json").write_text("{}")
-        (folder / "a").write_text("a")
-    assert list(to_place(f"{bucket}/model").listing()) == ["a", "checksums.json"]
-    with pytest.raises(InputError, match="exists; give a directory that does not"):
-        with writing.new_directory(f"{bucket}/model"):
-            pass
 
 
 def test_refusals_are_one_line(bucket, monkeypatch):

@@ -155,6 +155,10 @@ def test_parts_of_a_message_are_joined_and_unknown_fields_skipped():
     data = unknown + first.SerializeToString() + unknown + second.SerializeToString()
     assert our_values(data) == {"parts": (INTEGERS, [3]), "kinds": (BYTES, [b"x"])}
     assert our_values(data) == library_values(EXAMPLE.FromString(data))
+    lists = (google_files.delimited(3, google_files.delimited(1, part)) for part in (b"\1\2", b"\3"))
+    entry = google_files.delimited(1, b"a") + b"".join(google_files.delimited(2, each) for each in lists)
+    data = google_files.delimited(1, google_files.delimited(1, entry))
+    assert our_values(data) == library_values(EXAMPLE.FromString(data)) == {"a": (INTEGERS, [1, 2, 3])}
 
 
 @pytest.mark.parametrize("kind", [EXAMPLE, UNPACKED_EXAMPLE])
