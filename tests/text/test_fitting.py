@@ -77,11 +77,11 @@ def test_a_text_as_long_as_the_model_is_not_cut(bert):
 
 
 def test_a_fine_tuned_model_cuts_to_its_own_length(bert):
-    model = classifier(bert, max_seq_length=8)
+    model, texts = classifier(bert, max_seq_length=8), ["ban ber bis", "ban ber bis dan der dir ban ber"]
     with pytest.warns(CutWarning, match="1 text has more than 8 tokens"):
-        Predictor(model)(["ban ber bis", "ban ber bis dan der dir ban ber"])
+        Predictor(model)(texts)
     with pytest.raises(InputError, match=r"input 2 has more than 8 tokens with .* there is room for 8"):
-        Predictor(model, "refuse")(["ban ber bis", "ban ber bis dan der dir ban ber"])
+        Predictor(model, "refuse")(texts)
     with pytest.warns(CutWarning, match="1 text has more than 5 tokens"):
         sentence_embeddings(bert, ["ban ber bis dan", "ban"], max_seq_length=5)
 
@@ -145,18 +145,19 @@ def test_pairs_are_cut_as_hugging_faces_tokenizers_cut_them():
 
 
 def test_who_wrote_a_tokenizer_says_how_its_pairs_are_cut(bert, tmp_path):
+    def types_of(tokenizer):
+        (fitted,) = fit_texts(tokenizer, [("ban ber bis dan der", "ban ber bis dan der")], 8)
+        return fitted.type_ids.tolist()
+
     google = bert.tokenizer
-    pair = [("ban ber bis dan der", "ban ber bis dan der")]
-    (ours,) = fit_texts(google, pair, 8)
-    assert ours.type_ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     (tmp_path / "hub").mkdir()
     save_hf_tokenizer(tmp_path / "hub", google, 64)
     hub = bert_jax.load_tokenizer(tmp_path / "hub")
     for tokenizer in (hub, google.cutting_as_hub(), pickle.loads(pickle.dumps(hub))):
-        (theirs,) = fit_texts(tokenizer, pair, 8)
-        assert theirs.type_ids.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+        assert types_of(tokenizer) == [0, 0, 0, 0, 1, 1, 1, 1]
         assert tokenizer.fingerprint == google.fingerprint  # the ids of a text are the same
         tokenizer.save(tmp_path / "saved")
         assert bert_jax.load_tokenizer(tmp_path / "saved").template.odd_to_longer
     google.save(tmp_path / "google")
-    assert not bert_jax.load_tokenizer(tmp_path / "google").template.odd_to_longer
+    for tokenizer in (google, bert_jax.load_tokenizer(tmp_path / "google")):
+        assert types_of(tokenizer) == [0, 0, 0, 0, 0, 1, 1, 1]

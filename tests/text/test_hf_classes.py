@@ -134,18 +134,18 @@ def test_rows_that_cannot_be_laid_are_refused(tmp_path, repository, rows):
 
 def test_only_a_vocab_txt_keeps_googles_rules(tmp_path):
     """Of a final sigma and characters for private use; the library's are those of tokenizer.json alone."""
-    words = [*SPECIAL_TOKENS, "οδος", "οδοσ", "x"]
-    save_hf_tokenizer(tmp_path, wordpiece_tokenizer(words, True), 64)
+    save_hf_tokenizer(tmp_path, wordpiece_tokenizer([*SPECIAL_TOKENS, "οδος", "οδοσ", "x"], True), 64)
     text = "ΟΔΟΣ \ue000x"
-    with_vocab, (note,) = load_hf_tokenizer(tmp_path)
-    assert with_vocab.tokenize(text) == ["οδος", "[UNK]"] and note.startswith("a Greek capital sigma that ends a word")
+    google, (note,) = load_hf_tokenizer(tmp_path)
+    assert google.tokenize(text) == ["οδος", "[UNK]"] and note.startswith("a Greek capital sigma that ends a word")
     (tmp_path / "vocab.txt").unlink()
     alone, notes = load_hf_tokenizer(tmp_path)
-    assert alone.tokenize(text) == ["οδοσ", "x"] and not notes
-    assert alone.encode_arrays([text])[0].tolist() == alone.encode(text) == load_tokenizer(tmp_path).encode(text)
-    assert alone.encode_with_offsets(text)[0] == alone.encode(text) and alone.fingerprint == with_vocab.fingerprint
+    ids = alone.encode(text)
+    assert alone.tokens(ids) == ["οδοσ", "x"] and not notes
+    assert alone.encode_arrays([text])[0].tolist() == load_tokenizer(tmp_path).encode(text) == ids
+    assert alone.encode_with_offsets(text)[0] == ids and alone.fingerprint == google.fingerprint
     alone.save(tmp_path / "own")
-    assert load_tokenizer(tmp_path / "own").encode(text) == alone.encode(text)
+    assert load_tokenizer(tmp_path / "own").encode(text) == ids
 
 
 def test_what_the_class_of_roberta_makes_of_its_file(tmp_path):

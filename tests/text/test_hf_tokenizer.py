@@ -108,8 +108,9 @@ def test_the_general_classes_do_what_tokenizer_json_says(tokenizer, tmp_path, ki
 def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
     save_hf_tokenizer(tmp_path, tokenizer, 64)
     backend = json.loads((tmp_path / "tokenizer.json").read_text())
-    nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [backend["normalizer"]]}]}
+    inner = {"type": "Sequence", "normalizers": [backend["normalizer"]]}
     splitter = {"type": "Sequence", "pretokenizers": [backend["pre_tokenizer"]]}
+    nested = {"type": "Sequence", "normalizers": [inner]}
     change_json(tmp_path / "tokenizer.json", normalizer=nested, pre_tokenizer=splitter)
     assert load_hf_tokenizer(tmp_path)[0].fingerprint == tokenizer.fingerprint
     nested["normalizers"].append({"type": "NFC"})
@@ -147,18 +148,18 @@ def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest
 def test_what_is_not_berts_is_what_tokenizer_json_says(repository, tmp_path, values):
     ours = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
     save_hf_tokenizer(tmp_path, ours, 512)
+    about = tmp_path / "tokenizer_config.json"
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    change_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=inputs)
-    if "added_tokens" in values:
-        values["added_tokens"][0]["id"] = ours.id_of("##s")
+    change_json(about, tokenizer_class="PreTrainedTokenizerFast", model_input_names=inputs)
+    for added in values.get("added_tokens", ()):
+        added["id"] = ours.id_of("##s")
     change_json(tmp_path / "tokenizer.json", **values)
     found, notes = load_hf_tokenizer(tmp_path)
     assert (found.kind, notes, found.special_ids) == ("tokenizers", [], ours.special_ids)
     assert load_tokenizer(tmp_path).encode("don't") == found.encode("don't")
-    again = tmp_path / "again"
-    assert save_hf_tokenizer(again, found, 512) == []
-    assert load_hf_tokenizer(again)[0].fingerprint == found.fingerprint
-    change_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=not ours.lowercase)
+    assert save_hf_tokenizer(tmp_path / "again", found, 512) == []
+    assert load_hf_tokenizer(tmp_path / "again")[0].fingerprint == found.fingerprint
+    change_json(about, tokenizer_class="BertTokenizer", do_lower_case=not ours.lowercase)
     assert load_hf_tokenizer(tmp_path)[0].lowercase is not ours.lowercase  # BERT's class has its own parts
 
 

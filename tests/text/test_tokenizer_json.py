@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -83,15 +84,15 @@ def test_special_tokens_without_a_role_are_in_texts(directory, tmp_path):
     theirs = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     theirs.add_special_tokens(["<e1>", "</e1>"])
     theirs.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_bytes((directory / "tokenizer_config.json").read_bytes())
+    shutil.copy(directory / "tokenizer_config.json", tmp_path)
     ours = load_tokenizer(tmp_path)
-    text = "The <e1> jumpers</e1> call"
-    assert {ours.id_of("<e1>"), ours.id_of("</e1>")} <= {*ours.encode(text)}
     ours.save(tmp_path / "again")
+    text, mark = "The <e1> jumpers</e1> call", ours.id_of("<e1>")
     for each in (ours, load_tokenizer(tmp_path / "again")):
         assert each.encode(text) == theirs.encode(text, add_special_tokens=False).ids == each.encode(text, True)
-        masked = f"{each.template.specials[4]}<e1>"
-        assert each.mask_id not in each.encode(masked) and each.encode(masked)[-1] == each.id_of("<e1>")
+        assert {mark, each.id_of("</e1>")} <= {*each.encode(text)}
+        masked = each.encode(f"{each.template.specials[4]}<e1>")
+        assert each.mask_id not in masked and masked[-1] == mark
 
 
 def test_a_normalizer_that_puts_a_blank_before_a_text_needs_no_other(tmp_path):
@@ -106,25 +107,22 @@ def test_a_normalizer_that_puts_a_blank_before_a_text_needs_no_other(tmp_path):
     assert ours.encode(" a") != ours.encode("a")
 
 
-def test_spans_are_the_tokens_texts(tokenizer):
-    for text in (TEXT, "\ud800a\udfff b\ud800", " \n ", ""):
-        ids, spans = tokenizer.encode_with_offsets(text)
-        assert ids == tokenizer.encode(text) and spans.shape == (len(ids), 2) and spans.dtype == np.int32
-        parts = [text[start:end] for start, end in spans]
-        assert not any(part != part.strip() for part in parts)
-        assert set("".join(parts)) >= set(text) - set(" \n\t\ud800\udfff")
+@pytest.mark.parametrize("text", [TEXT, "\ud800a\udfff b\ud800", " \n "], ids=["text", "surrogates", "blanks"])
+def test_spans_are_the_tokens_texts(tokenizer, text):
+    ids, spans = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text) and spans.shape == (len(ids), 2) and spans.dtype == np.int32
+    parts = [text[start:end] for start, end in spans]
+    assert not any(part != part.strip() for part in parts)
+    assert set("".join(parts)) >= set(text) - set(" \n\t\ud800\udfff")
 
 
 def test_it_survives_pickles_threads_and_files(directory, tokenizer, tmp_path):
-    again = pickle.loads(pickle.dumps(tokenizer))
     tokenizer.save(tmp_path / "saved")
-    loaded = load_tokenizer(tmp_path / "saved")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        threads = list(pool.map(tokenizer.encode, [TEXT] * 64))
-    for each in (again, loaded):
+        assert list(pool.map(tokenizer.encode, [TEXT] * 64)) == [tokenizer.encode(TEXT)] * 64
+    for each in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "saved")):
         assert each.fingerprint == tokenizer.fingerprint and each.encode(TEXT) == tokenizer.encode(TEXT)
         assert each.template == tokenizer.template and each.special_ids == tokenizer.special_ids
-    assert threads == [tokenizer.encode(TEXT)] * 64
     ids = tokenizer.encode("The jumpers call")
     # nothing marks the pieces of dnabert that go on with a word, so its library puts a blank after each
     whole = " ".join(tokenizer.tokens(ids)) if directory.name == "dnabert" else "The jumpers call"
