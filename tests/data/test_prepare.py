@@ -100,32 +100,30 @@ def sequences(path: Path, split: str = "train") -> list[tuple[list[str], list[st
     return found
 
 
-def test_rows_are_legal_and_counted(prepared):
+@pytest.mark.parametrize(("name", "shards"), [("train", 3), ("heldout", 1)])
+def test_rows_are_legal_and_counted(prepared, name, shards):
     dataset = records.open_dataset(prepared)
-    for name in ("train", "heldout"):
-        split, counted = getattr(dataset, name), dataset.manifest["splits"][name]
-        found = sequences(prepared, name)
-        assert len(found) == split.num_rows == split.num_sequences == counted["sequences"] == counted["rows"] > 0
-        random_next = sum(label == instances.IS_RANDOM for *_, label in found)
-        assert counted["random_next_share"] == round(random_next / len(found), 4)
-        filled = sum(len(first) + len(second) + 3 for first, second, _ in found)
-        assert counted["fill"] == round(filled / len(found) / OPTIONS.max_seq_length, 4)
-        numbers = split.gather(np.arange(split.num_rows))["numbers"]
-        assert len(np.unique(numbers)) == split.num_sequences
-    assert len(dataset.train.shards) == 3 and len(dataset.heldout.shards) == 1
+    split, counted = getattr(dataset, name), dataset.manifest["splits"][name]
+    found = sequences(prepared, name)
+    assert len(found) == split.num_rows == split.num_sequences == counted["sequences"] == counted["rows"] > 0
+    random_next = sum(label == instances.IS_RANDOM for *_, label in found)
+    assert counted["random_next_share"] == round(random_next / len(found), 4)
+    filled = sum(len(first) + len(second) + 3 for first, second, _ in found)
+    assert counted["fill"] == round(filled / len(found) / OPTIONS.max_seq_length, 4)
+    assert len(np.unique(split.gather(np.arange(split.num_rows))["numbers"])) == split.num_sequences
+    assert len(split.shards) == shards
 
 
 def test_counts_of_documents_sentences_and_tokens(prepared, text, vocab):
-    tokenizer = load_tokenizer(vocab)
-    dataset = records.open_dataset(prepared)
+    tokenizer, dataset = load_tokenizer(vocab), records.open_dataset(prepared)
     documents = list(corpus.iterate_documents(text))
-    splits = dataset.manifest["splits"].values()
-    assert sum(split["documents"] for split in splits) == len(documents) == 200
-    assert dataset.manifest["splits"]["heldout"]["documents"] == 20
     lines = [line for document in documents for line in document]
-    assert sum(split["sentences"] for split in splits) == sum(line.count(".") for line in lines)
-    assert sum(split["tokens"] for split in splits) == sum(map(len, tokenizer.encode_batch(lines)))
-    assert dataset.token_counts.sum() == dataset.manifest["splits"]["train"]["tokens"]
+    splits = dataset.manifest["splits"]
+    found = {name: sum(split[name] for split in splits.values()) for name in ("documents", "sentences", "tokens")}
+    tokens = sum(map(len, tokenizer.encode_batch(lines)))
+    assert found == {"documents": 200, "sentences": sum(line.count(".") for line in lines), "tokens": tokens}
+    assert len(documents) == 200 and splits["heldout"]["documents"] == 20
+    assert dataset.token_counts.sum() == splits["train"]["tokens"]
     assert not dataset.token_counts[[tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]].any()
 
 
@@ -158,20 +156,19 @@ def test_one_shard_is_what_the_reference_makes_of_the_same_documents(output, tex
     assert sequences(output) == expected
 
 
-def test_pieces_and_compression_change_no_byte_of_a_shard(tmp_path, output, prepared, text, vocab, monkeypatch):
-    folder = tmp_path / "zipped"
-    folder.mkdir()
+def test_pieces_and_compression_change_no_byte_of_a_shard(tmp_path, prepared, text, vocab, monkeypatch):
+    (tmp_path / "zipped").mkdir()
     for path in Path(text).parent.glob("*.txt"):
-        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    make(f"{folder}/*.gz", vocab, output)
+        (tmp_path / "zipped" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    make(f"{tmp_path}/zipped/*.gz", vocab, tmp_path / "data")
     monkeypatch.setattr(pieces, "_LINES_AT_ONCE", 7)
     monkeypatch.setattr(corpus.plan_pieces, "__defaults__", (1000,))
     assert len(corpus.plan_pieces(text)) > 20
     make(text, vocab, tmp_path / "cut")
-    for other in ("data", "cut"):
-        for name, content in contents(prepared).items():
-            if name != records.MANIFEST:
-                assert (tmp_path / other / name).read_bytes() == content
+    whole, zipped, cut = (contents(path) for path in (prepared, tmp_path / "data", tmp_path / "cut"))
+    for each in (whole, zipped, cut):
+        del each[records.MANIFEST]
+    assert whole == zipped == cut
 
 
 PREPARE_AND_DIE = """
@@ -211,22 +208,21 @@ def test_what_is_finished_is_not_made_again(tmp_path, output, prepared, text, vo
     assert {path: path.stat().st_mtime_ns for path in written} == times
 
 
-def test_a_complete_data_set_is_left_alone(tmp_path, prepared, text, vocab, capsys):
+def test_a_complete_data_set_is_left_alone(prepared, text, vocab, capsys):
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
     make(text, vocab, prepared)
     assert "already complete" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
 
 
-def test_another_splitter_makes_another_data_set(output, prepared, text, vocab, monkeypatch, capsys):
-    path = shutil.copytree(prepared, output)
-    manifest = json.loads((path / records.MANIFEST).read_text())
+def test_another_splitter_makes_another_data_set(output, prepared, text, vocab, monkeypatch):
+    shutil.copytree(prepared, output)
+    manifest = json.loads((output / records.MANIFEST).read_text())
     splitter = manifest["identity"].pop("splitter")  # as of versions that kept it in "made_with" alone
-    (path / records.MANIFEST).write_text(json.dumps(manifest))
-    make(text, vocab, path)
-    assert "already complete" in capsys.readouterr().err
+    (output / records.MANIFEST).write_text(json.dumps(manifest))
+    make(text, vocab, output)
     monkeypatch.setattr(prepare, "splitter_version", lambda: "sentencex 9.9")
-    for place in (path, prepared):
+    for place in (output, prepared):
         assert f"was begun with {splitter}, not sentencex 9.9" in refusal(text, vocab, place, **vars(OPTIONS))
 
 
@@ -271,10 +267,8 @@ def test_large_splits_get_several_shards_that_share_the_documents(output, text, 
     options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.2, next_sentence="none")
     splits = make(text, vocab, output, options)["splits"]
     dataset = records.open_dataset(output)
-    for name, num_documents in (("train", 160), ("heldout", 40)):
-        split, counted = getattr(dataset, name), splits[name]
-        assert len(split.shards) == -(-counted["tokens"] // 1500) > 1
-        assert counted["documents"] == num_documents
+    for split, counted, documents in ((dataset.train, splits["train"], 160), (dataset.heldout, splits["heldout"], 40)):
+        assert len(split.shards) == -(-counted["tokens"] // 1500) > 1 and counted["documents"] == documents
         rows = split.gather(np.arange(split.num_rows))
         assert rows["lengths"].sum() - 2 * len(rows) == counted["tokens"]  # no document lost, none twice
         assert len(np.unique(rows["numbers"])) == len(rows)
