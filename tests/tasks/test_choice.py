@@ -135,11 +135,3 @@ def test_what_a_user_gives(value):
 @pytest.mark.parametrize("value", ["a\tb", 5, {}, {"context": "a"}, ["a", 1, 2], None])
 def test_what_a_user_gives_by_mistake(value):
     assert message(task().parse, value, "f:1").startswith("f:1")
-
-
-def test_swag_and_codah(shared_data):
-    found = task().read(str(shared_data / "swag_sample" / "swag.csv"), "train")
-    assert len(found) == 11 and found[0].label == 2 and found[0].choices[1] == "She turns with two students."
-    table = task().read(str(shared_data / "codah" / "codah.tsv"), "train")
-    as_swag = task().read(str(shared_data / "codah" / "codah.swag.csv"), "train")
-    assert len(table) == 2221 and [each[:3] for each in table] == [each[:3] for each in as_swag]

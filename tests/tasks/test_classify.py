@@ -355,17 +355,3 @@ def test_rerankers_are_scored_by_the_order_of_the_candidates_of_each_query():
     assert (found["mrr@10"], found["recall@1"], found["recall@10"]) == (0.5, 0, 1) and "pearson" in found
     said = [Classified("0", {"0": 1 - value, "1": value}) for value in values]
     assert classify(("0", "1"), metric="ndcg@10").score(examples, said)["mrr@10"] == 0.5
-
-
-# Real data
-
-
-def test_sick_as_classes_and_as_numbers(shared_data):
-    source = f"{shared_data}/sick/SICK_train.txt,{shared_data}/sick/SICK_trial.txt"
-    columns = {"text_column": "sentence_A", "second_text_column": "sentence_B"}
-    task = classify(label_column="entailment_judgment", **columns)
-    train = task.read(source, "train")
-    assert (len(train), len(task.read(source, "dev")), task.read(source, "test")) == (4500, 500, [])
-    assert task.find_labels(train) == ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")
-    numbers = [each.label for each in regression(label_column="relatedness_score", **columns).read(source, "train")]
-    assert (min(numbers), max(numbers), len(numbers)) == (1.0, 5.0, 4500)

@@ -462,22 +462,3 @@ def test_tags_that_are_names_are_learnt_as_they_are(tmp_path, read, tokenizer):
     tagger.write(tmp_path, "dev", found, predictions)
     assert (tmp_path / "dev.conll").read_text() == "a\tNOUN\tNOUN\nb\tNN-PL\tNOUN\n\nc\tNOUN\tNOUN\n\n"
     assert "task.metric 'f1' is not one of accuracy, macro_f1" in message(task, tagger.labels, metric="f1")
-
-
-# Real data
-
-
-@pytest.mark.parametrize(
-    ("source", "split", "sentences", "tokens", "labels"),
-    [
-        ("wnut17", "train", 3394, 62730, 13),
-        ("wnut17", "dev", 1009, 15733, 13),
-        pytest.param("wikiann_de", "train", 20000, 195387, 7, marks=pytest.mark.slow),
-    ],
-)
-def test_real_data(shared_data, source, split, sentences, tokens, labels):
-    examples = task(()).read(str(shared_data / source), split)
-    assert (len(examples), sum(len(each.words) for each in examples)) == (sentences, tokens)
-    assert len(task(()).find_labels(examples)) == labels
-    truth = [each.tags for each in examples]
-    assert score_tags(truth, truth)["f1"] == 1.0

@@ -346,17 +346,3 @@ def test_an_index_that_two_rows_have(tmp_path):
     path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tentailment\n")
     problem = f"{data}:2 and {data}:3 have the same index 0; give each its own"
     assert problem in message(score_files, "rte", data, path)
-
-
-# Real data
-
-
-@pytest.mark.parametrize(("name", "count"), [("mrpc", 3668), ("rte", 2490), ("wnli", 635), ("stsb", 5749)])
-def test_real_files(shared_data, tokenizer, name, count):
-    train, dev = (task(name).read(str(shared_data / "glue"), split) for split in ("train", "dev"))
-    assert len(train) == count and len(task(name).make_rows(dev, tokenizer, True).rows) == len(dev)
-
-
-def test_real_adversarial_glue(shared_data):
-    source = str(shared_data / "advglue_mnli")
-    assert [len(task("mnli").read(source, split)) for split in task("mnli").splits["eval"]] == [121, 162]
