@@ -360,16 +360,19 @@ def test_weights_divide_an_epoch_over_the_sources():
     assert (again == taken[3]).all() and (again != other).any()
 
 
+def are_apart(batches):
+    """Returns whether each batch has rows of one source, of which the second begins at 30, in no order."""
+    of = [set((batch >= 30).tolist()) for batch in batches]
+    return all(len(each) == 1 for each in of) and of != sorted(of, key=max)
+
+
 @pytest.mark.parametrize("bucket", [False, True])
 @pytest.mark.parametrize(("weights", "counts"), [((), [30, 50]), ((1.0, 3.0), [20, 60])])
 def test_batches_of_one_source(bucket, weights, counts):
     mix = mix_by_weights((30, 50), weights, apart=True)
     batches = plan_epoch(np.random.default_rng(0).integers(3, 9, 80), 8, 0, 1, bucket, mix)
-    assert len(batches) == mix.num_steps(8) == 11
+    assert len(batches) == mix.num_steps(8) == 11 and are_apart(batches)
     assert np.histogram(np.concatenate(batches), (0, 30, 80))[0].tolist() == counts
-    of = [bool(batch[0] >= 30) for batch in batches]
-    assert all((batch >= 30).tolist() == [second] * len(batch) for batch, second in zip(batches, of))
-    assert of != sorted(of)  # they are mixed
 
 
 def test_sources_are_kept_apart_in_training(prepared, rows_of, tmp_path):
@@ -398,38 +401,23 @@ def test_sources_are_kept_apart_in_training(prepared, rows_of, tmp_path):
 )
 def test_streamed_sources_are_mixed_in_their_own_orders(apart, bucket, weights):
     """An epoch has the rows of its mix, each source goes on where the epoch before ended, and any step can be first."""
-    counts, asked = (30, 50), ([], [])
-    mix, lengths = mix_by_weights(counts, weights, apart), np.random.default_rng(0).integers(3, 60, 80)
-
-    def plan():
-        def take(source):
-            def rows(begin, end):
-                asked[source].append((begin, end))
-                return np.arange(begin, end) % counts[source]
-
-            return rows
-
-        return StreamedPlan(mix, lengths, 8, 1, bucket, [take(0), take(1)])
-
-    steps, whole = mix.num_steps(8), plan()
-    batches = [whole.at(step) for step in range(2 * steps)]
-    for source, own in enumerate(asked):  # each place once, in order
-        begins, ends = zip(*own)
-        assert begins == (0, *ends[:-1]) and ends[-1] == 2 * mix.drawn[source]
-    for epoch in (batches[:steps], batches[steps:]):
-        rows = np.concatenate(epoch)
-        assert np.histogram(rows, (0, 30, 80))[0].tolist() == list(mix.drawn)
-        assert sorted(map(len, epoch))[2:] == [8] * (steps - 2)
-        if apart:
-            of = [bool(batch[0] >= 30) for batch in epoch]
-            assert all((batch >= 30).tolist() == [second] * len(batch) for batch, second in zip(epoch, of))
-            assert of != sorted(of)
-    again = plan()
+    mix, lengths = mix_by_weights((30, 50), weights, apart), np.random.default_rng(0).integers(3, 60, 80)
+    take = [lambda begin, end: np.arange(begin, end) % 30, lambda begin, end: np.arange(begin, end) % 50]
+    plan, again = (StreamedPlan(mix, lengths, 8, 1, bucket, take) for _ in range(2))
+    steps = mix.num_steps(8)
+    batches = [plan.at(step) for step in range(2 * steps)]
     for step in (2 * steps - 1, 3, steps):
         np.testing.assert_array_equal(again.at(step), batches[step])
-    for source in (False, True) if apart else (None,):  # two batches that follow one another are made together
+    one, other = (2 * drawn for drawn in mix.drawn)
+    whole = np.concatenate([np.arange(one) % 30, 30 + np.arange(other) % 50])  # in two epochs
+    assert np.bincount(np.concatenate(batches)).tolist() == np.bincount(whole).tolist()
+    for epoch in (batches[:steps], batches[steps:]):
+        assert np.histogram(np.concatenate(epoch), (0, 30, 80))[0].tolist() == list(mix.drawn)
+        assert sorted(map(len, epoch))[2:] == [8] * (steps - 2)
+        assert not apart or are_apart(epoch)
+    for second in (False, True) if apart else (None,):  # two batches that follow one another are made together
         for first in range(0, steps, 2):
-            own = [lengths[batch] for batch in batches[:steps][first : first + 2] if source in (None, batch[0] >= 30)]
+            own = [lengths[batch] for batch in batches[:steps][first : first + 2] if second in (None, batch[0] >= 30)]
             own.sort(key=lambda each: (each.max(), each.min()))
             assert not bucket or all(one.max() <= other.min() for one, other in itertools.pairwise(own))
 
