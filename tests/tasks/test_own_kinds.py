@@ -38,8 +38,9 @@ def nearest(vectors, texts):
 
 def texts_of(split):
     rng = np.random.default_rng(len(split))
-    for kind in rng.choice(list(KINDS), {"train": 48, "dev": 12}.get(split, 0)).tolist():
-        yield kind, rng.choice(KINDS[kind], 3).tolist()
+    for _ in range({"train": 48, "dev": 12}.get(split, 0)):
+        kind = str(rng.choice(list(KINDS)))
+        yield kind, [str(word) for word in rng.choice(KINDS[kind], 3)]
 
 
 def read_classes(source, split):
