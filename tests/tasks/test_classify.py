@@ -49,10 +49,7 @@ def labels_in(tmp_path):
     ("header", "settings", "expected"),
     [
         ("label\tReview", {}, ("two", None, "one")),
-        ("sentence_A\tsentence_B\tentailment_judgment", {}, ("one", "two", "three")),
         ("gold_label\tpremise\thypothesis", {}, ("two", "three", "one")),
-        ("question\tpassage\tlabel", {}, ("one", "two", "three")),
-        ("a\tb\tc", {"text_column": "b", "label_column": "a"}, ("two", None, "one")),
         ("a\tb\tc", {"text_column": "c", "second_text_column": "a", "label_column": "b"}, ("three", "one", "two")),
         ("text\tx\tlabel", {"second_text_column": "x"}, ("one", "two", "three")),
         ("sentence1\tsentence2\tlabel", {"text_column": "sentence2"}, ("two", None, "three")),
@@ -109,7 +106,6 @@ def test_every_format_gives_the_same_examples(tmp_path, name, content):
     ("name", "content", "settings", "problem"),
     [
         ("a.tsv", "a\tb\n1\t2\n", {}, " has no column 'text'; it has"),
-        ("a.tsv", "a\tb\n1\t2\n", {"text_column": "c"}, " has no column 'c'; it has 'a', 'b'"),
         (
             "a.tsv",
             "text\tb\n1\t2\n",
@@ -118,8 +114,6 @@ def test_every_format_gives_the_same_examples(tmp_path, name, content):
         ),
         ("a.tsv", "text\tb\n1\t2\n", {"label_column": "lab"}, " has no column 'lab' of labels; it has 'text', 'b'"),
         ("a.tsv", "text\tlabel\n1\t2\n", {"second_text_column": "text"}, " has no column"),
-        ("a.tsv", "text\tlabel\n", {}, " holds no example"),
-        ("a.tsv", "text\tlabel\nx\n", {}, ":2 has 1 columns"),
         ("a.tsv", "text\tlabel\na\t1\nb\t\n", {}, ":3 has no label; training and dev examples need one"),
         ("a.jsonl", '{"text": 5, "label": "a"}', {}, ":1: 'text' is 5, not a text"),
         ("a.jsonl", '{"text": "x", "label": "b"}\n{"label": "a"}', {}, ":2 has no 'text', a text"),
@@ -130,12 +124,6 @@ def test_every_format_gives_the_same_examples(tmp_path, name, content):
 def test_what_is_wrong_with_a_file_is_said(tmp_path, name, content, settings, problem):
     path = write(tmp_path / name, content)
     assert path + problem in message(classify(**settings).read, path, "train")
-
-
-def test_labels_are_missed_when_data_are_read(labels_in):
-    numbers = "text\tlabel\na\t1\nb\t\n"
-    assert "dev.tsv:3 has no label" in message(labels_in, regression(), "dev.tsv", numbers)
-    assert labels_in(regression(), "test.tsv", numbers) == [1.0, None]
 
 
 # Labels
@@ -154,10 +142,9 @@ def test_labels_of_training_data_are_sorted(given, found):
 
 
 def test_labels_of_the_settings_or_of_a_model():
-    task = classify(labels=("x", "y"))
-    assert task.find_labels([]) == ("x", "y")
+    assert classify(("x", "y")).find_labels([]) == ("x", "y")
     config = TaskConfig(name="classification", labels="no, yes")
-    assert ClassificationTask(config).labels == ("no", "yes") and ClassificationTask(config).num_outputs == 2
+    assert ClassificationTask(config).labels == ("no", "yes")
     assert ClassificationTask(config, ("yes", "no")).labels == ("yes", "no")  # a trained model's win
 
 
@@ -186,7 +173,6 @@ def test_settings_that_cannot_be_used():
     [
         ("2,1", "2,1", [0, 1]),
         ("LABEL_0,LABEL_1,LABEL_2", "2,LABEL_1,0.0", [2, 1, 0]),  # classes without names are counted
-        ("LABEL_1,LABEL_0", "1,0", [0, 1]),
         ("1.0,2.0,3.0", "1,2,03,2.0,+1", [0, 1, 2, 1, 0]),
         ("1,1.0", "1.0,1", [1, 0]),  # of an older model
     ],
@@ -200,13 +186,10 @@ def test_numbers_of_labels(tokenizer, classes, given, numbers):
     ("classes", "label", "problem"),
     [
         ("2,1", "0", "f:1: label '0' is not one of '2', '1'"),  # a number is a name, and not the place of a class
-        ("1 star,2 stars", "1", "label '1' is not one of '1 star', '2 stars'"),
         ("ham,spam", "LABEL_0", "label 'LABEL_0' is not"),
         ("LABEL_1,LABEL_2", "1", "label '1' is not"),
-        ("1.0,2.0", "1.5", "label '1.5' is not"),
         ("1.0,2.0", "1e0", "label '1e0' is not"),
         ("1,1.0", "1.00", "label '1.00' is not"),
-        ("no,yes", None, "f:1 has no label; training"),
     ],
 )
 def test_labels_that_are_no_class(tokenizer, classes, label, problem):
@@ -263,14 +246,12 @@ def test_pairs_are_cut_one_token_at_a_time_from_the_longer():
     [
         ({}, "a b", ("a b", None)),
         ({}, "a\tb", ("a", "b")),
-        ({}, ["a", "b"], ("a", "b")),
         ({}, {"text": "a", "more": 1}, ("a", None)),
         ({}, {"sentence_A": "a", "sentence_B": "b"}, ("a", "b")),
         ({}, {"premise": "a"}, ("a", None)),
         ({"second_text_column": "y"}, {"y": "b", "premise": "a"}, ("a", "b")),
         ({"second_text_column": "text"}, {"text": "b", "sentence": "a"}, ("a", "b")),
         ({"text_column": "x"}, "a\tb", ("a\tb", None)),
-        ({"text_column": "x"}, {"x": "a"}, ("a", None)),
         ({"text_column": "x", "second_text_column": "y"}, {"x": "a", "y": "b"}, ("a", "b")),
     ],
 )
@@ -284,12 +265,9 @@ def test_what_a_user_gives(settings, value, expected):
     [
         ({}, 5, ""),
         ({}, ["a", "b", "c"], ""),
-        ({}, {"text": 5}, ""),
         ({}, [], ""),
-        ({}, None, ""),
         ({"second_text_column": "text"}, {"text": "b"}, ""),
         ({"text_column": "x"}, ["a", "b"], ""),
-        ({"num_texts": 1}, ["a", "b"], ""),
         ({"num_texts": 1}, {"premise": "a", "hypothesis": "b"}, ""),
         ({"num_texts": 2}, "a", ""),
         ({"text_column": "x", "second_text_column": "y"}, "a", ""),

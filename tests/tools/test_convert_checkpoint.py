@@ -7,12 +7,12 @@ import json
 import jax
 import numpy as np
 import pytest
-from builders import tiny_model, tiny_run
+from builders import message, tiny_model, tiny_run
 from commands import run_python
 from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 
-from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax import load_pretrained, load_tokenizer
 from bert_jax.checkpoints import warm_start
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
@@ -69,18 +69,20 @@ def test_a_model_that_computes_in_bfloat16_is_compared_in_float32(gradient_dtype
 
 
 def test_a_model_without_a_head_says_so_where_the_head_is_needed(models):
-    with pytest.raises(InputError, match="no head that predicts words, its task being sequence_classification"):
-        fill_masks(load_pretrained(models / "hf"), ["[MASK]"])
+    problem = "no head that predicts words, its task being sequence_classification"
+    assert problem in message(fill_masks, load_pretrained(models / "hf"), ["[MASK]"])
 
 
-def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
-    for task in ("token_classification", "masked_lm", "question_answering", "encoder"):
-        labels = ("O", "B") if task == "token_classification" else ()
-        params = random_params(num_classes=2, parts=HEADS[task].parts)
-        save_pretrained(Pretrained(tiny_model(), params, make_tokenizer(203), task, tuple(labels)), tmp_path / task)
-        bert = load_pretrained(tmp_path / task)
-        assert (bert.task, bert.labels) == (task, labels)
-        jax.tree.map(np.testing.assert_array_equal, bert.params, params)
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [("token_classification", ("O", "B")), ("masked_lm", ()), ("question_answering", ()), ("encoder", ())],
+)
+def test_an_own_directory_keeps_parts_task_and_labels(tmp_path, task, labels):
+    params = random_params(num_classes=2, parts=HEADS[task].parts)
+    save_own(tmp_path / "own", tiny_model(), params, make_tokenizer(203), task, labels)
+    bert = load_pretrained(tmp_path / "own")
+    assert (bert.task, bert.labels) == (task, labels)
+    jax.tree.map(np.testing.assert_array_equal, bert.params, params)
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -111,11 +113,9 @@ def run_from(checkpoint, toy_data, workdir, **changes):
 
 
 def test_a_start_of_another_model_spells_the_flags_to_add(start, toy_data, tmp_path):
-    config, params, tokenizer = start
-    save_tf1(tmp_path / "model", config, params, tokenizer, "masked_lm", ())
+    save_tf1(tmp_path / "model", *start, "masked_lm", ())
     expected = "is another model; add --config.model.activation=gelu_exact --config.model.layer_norm_epsilon=1e-09"
-    with pytest.raises(InputError, match=expected):
-        run_from(tmp_path / "model", toy_data, tmp_path / "run")
+    assert expected in message(run_from, tmp_path / "model", toy_data, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -130,10 +130,9 @@ def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, ca
     settings = {"activation": "gelu_exact", "layer_norm_epsilon": 1e-9}
     result = run_from(tmp_path / "model", toy_data, tmp_path / "run", **settings)
     trained = jax.device_get(result.state.params)  # step 0 has rate 0
-    jax.tree.map(np.testing.assert_array_equal, {"mlm": trained["mlm"]}, {"mlm": params["mlm"]})
-    for name, part in params["encoder"].items():
-        jax.tree.map(np.testing.assert_array_equal, trained["encoder"][name], part)
     assert np.abs(trained["next_sentence"]["kernel"]).max() > 0
+    kept = {"encoder": {name: trained["encoder"][name] for name in params["encoder"]}, "mlm": trained["mlm"]}
+    jax.tree.map(np.testing.assert_array_equal, kept, params)
     lines = capsys.readouterr().err
     assert "it has no next_sentence, which starts at random" in lines
     assert ("it has no pooler, which starts at random" in lines) == (form == "hf")
@@ -160,14 +159,13 @@ def test_the_command_converts_and_verifies(repository, models, tmp_path):
     flags = [f"--input={models / 'tf1'}", f"--output={output}", "--to=hf", "--verify"]
     status, stdout, stderr = command(repository, "convert_checkpoint", *flags)
     assert status == 0, stderr
-    assert "sequence_classification, 2 layers, hidden 32, gelu_tanh" in stdout and "from tf1 to hf" in stdout
-    assert [line for line in stdout.splitlines() if line.startswith("largest difference")] == [
-        f"largest difference of {name}: 0" for name in ("classifier", "hidden", "pooled")
-    ]
+    first, *differences = stdout.splitlines()
+    assert "sequence_classification, 2 layers, hidden 32, gelu_tanh" in first and "from tf1 to hf" in first
+    assert differences == [f"largest difference of {name}: 0" for name in ("classifier", "hidden", "pooled")]
     assert (output / "model.safetensors").read_bytes() == (models / "hf" / "model.safetensors").read_bytes()
     assert json.loads((output / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes", "2": "maybe"}
-    status, stdout, stderr = command(repository, "convert_checkpoint", *flags)
-    assert (status, stdout) == (1, "") and stderr == f"error: output {output} exists; give a directory that does not\n"
+    failed = command(repository, "convert_checkpoint", *flags)
+    assert failed == (1, "", f"error: output {output} exists; give a directory that does not\n")
 
 
 def test_parts_that_a_class_lacks_are_not_compared(repository, tmp_path):
@@ -183,12 +181,14 @@ def test_parts_that_a_class_lacks_are_not_compared(repository, tmp_path):
     assert "next_sentence is left out" in error
 
 
-LIBRARIES = {"hf": "transformers", "sentence_transformers": "sentence-transformers"}
-
-
-@pytest.mark.parametrize("to", LIBRARIES)
-@pytest.mark.parametrize(("task", "part"), [("mine", "own_part"), ("sequence_classification", "probe")])
-def test_a_head_without_a_class_is_said_to_be_left_out(repository, tmp_path, task, part, to):
+@pytest.mark.parametrize(
+    ("task", "part", "to", "library"),
+    [
+        ("mine", "own_part", "hf", "transformers"),
+        ("sequence_classification", "probe", "sentence_transformers", "sentence-transformers"),
+    ],
+)
+def test_a_head_without_a_class_is_said_to_be_left_out(repository, tmp_path, task, part, to, library):
     """That of a recipe, and a probe: in the last line, and in the card."""
     params = random_params(parts=("pooler", "classifier"))
     params[part] = params.pop("classifier")
@@ -198,8 +198,7 @@ def test_a_head_without_a_class_is_said_to_be_left_out(repository, tmp_path, tas
     assert status == 0, error
     assert out.splitlines()[-1].endswith(f"from bert_jax to {to}, without its {part}: there is no class for it")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"These files do not have its {part}: {LIBRARIES[to]} has no class for it." in card
-    assert "pipeline_tag" not in card
+    assert f"These files do not have its {part}: {library} has no class for it." in card and "pipeline_tag" not in card
 
 
 @pytest.mark.slow
@@ -216,8 +215,9 @@ def test_half_the_space_on_request(repository, models, tmp_path):
 def test_what_float16_does_not_hold_is_refused(models, tmp_path):
     big = load_pretrained(models / "hf")
     params = jax.tree.map(lambda leaf: np.asarray(leaf) + 1e5, big.params)
-    with pytest.raises(InputError, match=r"has numbers that float16 does not hold; write float32"):
-        save_hf(tmp_path / "big", big.config, params, big.tokenizer, big.task, LABELS, dtype="float16")
+    big = big.config, params, big.tokenizer, big.task, LABELS
+    problem = "has numbers that float16 does not hold; write float32"
+    assert problem in message(save_hf, tmp_path / "big", *big, dtype="float16")
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_show_params(repository, models):
     first, *rows, last = stdout.splitlines()
     assert first.startswith("hf: sequence_classification, 2 layers, hidden 32, 4 heads, gelu_tanh, vocabulary 203")
     params = random_params(parts=("pooler", "classifier"))
-    table = {row.split()[0]: row.split()[-1] for row in rows}
-    assert table["classifier/kernel"] == f"{np.linalg.norm(params['classifier']['kernel'].astype(np.float64)):.6g}"
-    assert len(table) == len(jax.tree.leaves(params))
-    assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} numbers" in last
+    (kernel,) = [row.split()[-1] for row in rows if row.startswith("classifier/kernel ")]
+    assert float(kernel) == pytest.approx(np.linalg.norm(params["classifier"]["kernel"]), rel=1e-5)
+    leaves = jax.tree.leaves(params)
+    assert len(rows) == len(leaves) and f"{sum(leaf.size for leaf in leaves):,} numbers" in last
