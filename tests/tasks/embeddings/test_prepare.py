@@ -111,17 +111,11 @@ def table_of(folder, kind):
     elif kind == "graded.tsv":
         lines = [f"{anchor}\t{positive}\t{len(anchor) / 7}\n" for _, anchor, positive in two]
         write(place, "sentence1\tsentence2\tscore\n" + "".join(lines))
-    elif kind == "csv":
-        lines = [f'"{anchor}",{positive},"{anchor} the"\n' for _, anchor, positive in two]
-        write(place, "query,positive,negative\n" + "".join(lines))
     elif kind == "nli.jsonl":
         labels = itertools.cycle(("entailment", "neutral", "contradiction"))
         write(place, jsonl({"premise": a, "hypothesis": p, "label": next(labels)} for _, a, p in two))
     elif kind == "txt":
         write(place, "".join(f"{positive}\n" for _, _, positive in two))
-    elif kind == "squad.json":
-        paragraphs = [{"context": p, "qas": [{"id": name, "question": a, "answers": []}]} for name, a, p in two]
-        write(place, json.dumps({"data": [{"paragraphs": paragraphs}]}))
     else:
         write(place / "corpus.jsonl", jsonl({"_id": f"d{name}", "title": "the", "text": p} for name, _, p in two))
         write(place / "queries.jsonl", jsonl({"_id": name, "text": a} for name, a, _ in two))
@@ -130,7 +124,7 @@ def table_of(folder, kind):
     return place
 
 
-@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "graded.tsv", "csv", "nli.jsonl", "txt", "squad.json", "beir"])
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "graded.tsv", "nli.jsonl", "txt", "beir"])
 def test_rows_are_those_of_the_table(prepared, rows_of, tmp_path, monkeypatch, kind):
     """Read in parts of seven examples, and written in shards of a few rows that begin within files."""
     monkeypatch.setattr(module, "_EXAMPLES_AT_ONCE", 7)
