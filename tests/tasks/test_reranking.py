@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -73,12 +74,12 @@ def test_losses(name):
 
 
 def test_a_tie_with_a_worse_candidate_is_wrong():
-    scores, grades = np.zeros((3, 3), np.float32), np.array([[1, 0, 0]] * 3, np.float32)
+    scores, grades = np.zeros((3, 3)), np.array([[1, 0, 0]] * 3)
     scores[0, 0], scores[2, 1] = 1, 1  # right, a tie, wrong
-    places = np.arange(9).reshape(3, 3)
-    batch = type("B", (), {"labels": Candidates(places, grades, np.ones((3, 3), np.float32))})()
-    found = computed(lambda scores: RANKING.losses(scores, batch, np.ones(3, np.float32)), scores.reshape(9, 1, 1))
-    assert [float(part) for part in found["accuracy"]] == [1, 3]
+    labels = Candidates(np.arange(9).reshape(3, 3), grades, np.ones((3, 3)))
+    batch = SimpleNamespace(labels=labels)
+    found = computed(lambda scores: RANKING.losses(scores, batch, np.ones(3)), scores.reshape(9, 1, 1))
+    assert found["accuracy"] == (1, 3)
 
 
 CONFIG = TaskConfig(name="reranking", max_seq_length=24)

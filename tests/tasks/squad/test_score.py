@@ -10,7 +10,6 @@ from builders import message, write
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.squad.read import Answer, SquadExample
 from bert_jax.tasks.squad.score import (
-    find_threshold,
     find_usable_threshold,
     normalize_answer,
     score_files,
@@ -100,19 +99,6 @@ def test_a_missing_prediction_scores_nothing():
 def test_only_questions_of_one_kind():
     assert "NoAns_f1" not in score_squad2([question("1", "x")], {"1": "x"})
     assert score_squad2([], {}) == {"exact": 0, "f1": 0, "total": 0}
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 40])
-def test_the_best_threshold_is_the_best(size):
-    rng = np.random.default_rng(size)
-    scores, odds = rng.random(size), rng.normal(size=size)
-    answered, silent = rng.random((2, size)) < 0.5
-    means = [(np.mean(~answered), 0.0)]  # below all odds, then at each
-    for threshold in np.sort(odds):
-        values = np.where(odds > threshold, ~answered, np.where(answered, scores, silent))
-        means.append((np.mean(values), threshold))
-    best, threshold = max(means, key=lambda pair: pair[0])
-    assert find_threshold(scores, odds, answered, silent) == (pytest.approx(100 * best), threshold)
 
 
 def test_a_usable_threshold_gives_what_it_says():

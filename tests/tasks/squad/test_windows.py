@@ -56,7 +56,6 @@ def test_long_questions_are_truncated(tokenizer):
         ("new newspaper.", "newspaper", 4, ["new", "##s", "##paper"]),
         ("the news.", "new", 4, ["new"]),  # Google takes the whole word
         ("w1\u00a0w2 w3", "w1 w2", 0, ["w1", "w2"]),  # another blank
-        ("w1\n w2", "w1 w2", 0, ["w1", "w2"]),
         ("w1 w2", " w2 ", 2, ["w2"]),
     ],
 )
