@@ -5,11 +5,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from builders import make_pretrained, tiny_model, tiny_run, topics_run
+from builders import make_pretrained, message, tiny_model, tiny_run, topics_run, write
 
 from bert_jax import load_pretrained
 from bert_jax.data.records import open_dataset
-from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
 from bert_jax.inference import features
 from bert_jax.inference.compare import differences
@@ -23,8 +22,8 @@ from bert_jax.training.phases import resolve
 
 def test_pretraining_on_pairs(toy_data, tmp_path):
     config = tiny_run(toy_data, model=tiny_model(vocab_size=0, type_vocab_size=1))
-    with pytest.raises(InputError, match=r"data has pairs of texts, and the model has model.type_vocab_size 1"):
-        pretrain(config, tmp_path / "run")
+    problem = "data has pairs of texts, and the model has model.type_vocab_size 1"
+    assert problem in message(pretrain, config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     dataset, tokenizer = open_dataset(toy_data), load_tokenizer(toy_data / "tokenizer")
     dataset.manifest["identity"]["options"]["next_sentence"] = "none"  # then it has single texts
@@ -35,21 +34,22 @@ def test_pretraining_on_pairs(toy_data, tmp_path):
 def test_pairs_are_refused_for_a_model_with_one_type(tmp_path):
     """Before, their type ids were beyond the table, which gives NaN: training blamed the learning rate."""
     start = make_pretrained(tmp_path, type_vocab_size=1)
-    (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tlabel\nban\tbas\tyes\nbas\tban\tno\n")
-    config = topics_run(tmp_path / "train.tsv", start, mesh=MeshConfig(data=8))
-    expected = "train of .* has pairs of texts, and the model has model.type_vocab_size 1, too few to tell them apart"
-    with pytest.raises(InputError, match=expected):
-        finetune(config, tmp_path / "run")
+    source = write(tmp_path / "train.tsv", "sentence1\tsentence2\tlabel\nban\tbas\tyes\nbas\tban\tno\n")
+    config = topics_run(source, start, mesh=MeshConfig(data=8))
+    expected = "has pairs of texts, and the model has model.type_vocab_size 1, too few to tell them apart"
+    assert expected in message(finetune, config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     bert = load_pretrained(start)
     assert np.isfinite(bert.encode(["ban"]).hidden).all()
-    with pytest.raises(InputError, match="the input has pairs of texts"):
-        bert.encode([("ban", "bas")])
     assert np.isfinite(list(differences(bert, bert).values())).all()
-    with pytest.raises(InputError, match="the input has pairs of texts"):
-        list(features.token_features(bert, [("ban", "bas")], [-1], 16))
-    bert = dataclasses.replace(bert, task_settings=to_dict(config.task), labels=("no", "yes"))
     head = {"kernel": np.ones((32, 2), np.float32), "bias": np.zeros(2, np.float32)}
-    bert = dataclasses.replace(bert, params=bert.params | {"classifier": head}, task="sequence_classification")
-    with pytest.raises(InputError, match="the input has pairs of texts"):
-        Predictor(bert)([("ban", "bas")])
+    classifier = dataclasses.replace(
+        bert,
+        params=bert.params | {"classifier": head},
+        task="sequence_classification",
+        task_settings=to_dict(config.task),
+        labels=("no", "yes"),
+    )
+    token_features = lambda pairs: list(features.token_features(bert, pairs, [-1], 16))  # noqa: E731
+    for use in (bert.encode, token_features, Predictor(classifier)):
+        assert "the input has pairs of texts" in message(use, [("ban", "bas")])

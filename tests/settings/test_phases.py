@@ -6,13 +6,12 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from builders import make_dataset, tiny_run
+from builders import make_dataset, message, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 from bert_jax.batches.order import train_rows
-from bert_jax.errors import InputError
 from bert_jax.settings.phases import may_change, phases_of, rows_before
-from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, Phase2Config, TrainConfig
+from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, Phase2Config, TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.optim import learning_rate_at
 from bert_jax.training.report import read_metrics
@@ -57,44 +56,40 @@ def test_a_phase_takes_from_the_first_what_it_does_not_set():
     assert config.optimizer.warmup_steps == 0  # a warm-up is of a phase
     changed = phases_of(two_phases("data", second=dataclasses.replace(SECOND, accumulate=4)))[1].config
     assert (changed.data.batch_size, changed.train.accumulate, changed.masking.max_predictions) == (8, 4, 9)
-    assert changed.data.seed == config.data.seed and changed.model == config.model
+    assert (changed.data.seed, changed.model) == (config.data.seed, config.model)
 
 
 def test_the_rate_restarts_or_goes_on():
+    def of(optimizer, num_steps):
+        rate = learning_rate_at(optimizer, num_steps)
+        return [float(rate(step)) for step in range(num_steps)]
+
     config = two_phases("data")
-    first = [float(learning_rate_at(config.optimizer, 7)(step)) for step in range(7)]
     own = OptimizerConfig(learning_rate=5e-4, warmup_steps=2)
-    assert rates(config) == first + [float(learning_rate_at(own, 5)(step)) for step in range(5)]
-    assert rates(config)[7] == 0
+    assert rates(config) == of(config.optimizer, 7) + of(own, 5)
     goes_on = two_phases("data", second=Phase2Config(num_steps=5, schedule="continue"))
-    assert rates(goes_on) == [float(learning_rate_at(config.optimizer, 12)(step)) for step in range(12)]
+    assert rates(goes_on) == of(config.optimizer, 12)
 
 
 def test_the_same_data_go_on_where_the_first_phase_left_off():
     """7 batches of 16 and 5 of 8 are 152 places of the same order, over the edge of an epoch of 50 rows."""
     phases = phases_of(two_phases("data"))
-    assert rows_before(phases, ["a", "b"]) == [0, 0]
-    before = rows_before(phases, ["a", "a"])
-    assert before == [0, 112]
-    places = [train_rows(step, np.arange(16), 16, 50, seed=2) for step in range(7)]
-    places += [train_rows(step, np.arange(8), 8, 50, seed=2, rows_before=before[1]) for step in range(5)]
-    rows, epochs = (np.concatenate(parts) for parts in zip(*places, strict=True))
+    assert rows_before(phases, ["a", "b"]) == [0, 0] and rows_before(phases, ["a", "a"]) == [0, 112]
+    batches = [train_rows(step, np.arange(16), 16, 50, seed=2) for step in range(7)]
+    batches += [train_rows(step, np.arange(8), 8, 50, seed=2, rows_before=112) for step in range(5)]
     in_one_go = train_rows(0, np.arange(152), 152, 50, seed=2)
-    np.testing.assert_array_equal(rows, in_one_go[0])
-    np.testing.assert_array_equal(epochs, in_one_go[1])
+    np.testing.assert_array_equal(np.concatenate(batches, axis=1), in_one_go)
 
 
 def test_what_may_change_follows_from_where_the_run_is():
     before = to_dict(two_phases("data"))
     for steps in (0, 4, 7):  # the second phase has not begun
         assert {"phase2", "train.num_steps"} <= set(may_change(before, two_phases("data", num_steps=9), steps))
-    with pytest.raises(InputError, match=r"train\.num_steps"):
-        may_change(before, two_phases("data", num_steps=6), 7)
+    assert "train.num_steps" in message(may_change, before, two_phases("data", num_steps=6), 7)
     later = may_change(before, two_phases("data"), 8)
-    assert "phase2.num_steps" in later and "phase2" not in later and "train.num_steps" not in later
+    assert "phase2.num_steps" in later and not {"phase2", "train.num_steps"} & set(later)
     for undone in (two_phases("data", num_steps=9), tiny_run("data", train=TrainConfig(num_steps=7))):
-        with pytest.raises(InputError, match=r"keep train\.num_steps=7"):
-            may_change(before, undone, 8)
+        assert "keep train.num_steps=7" in message(may_change, before, undone, 8)
     alone = to_dict(tiny_run("data"))
     del alone["phase2"]  # as a run of an earlier version
     assert "phase2" in may_change(alone, two_phases("data", num_steps=12), 12)
@@ -128,13 +123,13 @@ def moments_state():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"path": ""}, r"phase2\.path is empty"),
+        ({"path": ""}, "phase2.path is empty"),
         ({"path": "nowhere"}, "nowhere does not exist; give a data set"),
-        ({"max_predictions": 0}, r"is 5 for both; set phase2\.max_predictions"),
+        ({"max_predictions": 0}, "is 5 for both; set phase2.max_predictions"),
         ({"batch_size": 10, "accumulate": 4}, "batch_size 10 is not divisible by"),
         ({"schedule": "continue"}, "phase2.schedule continue has no learning_rate"),
         ({"schedule": "again"}, "one of restart, continue"),
-        ({"num_steps": -1}, r"phase2\.num_steps -1 is"),
+        ({"num_steps": -1}, "phase2.num_steps -1 is"),
     ],
 )
 def test_a_second_phase_that_cannot_be_is_refused_before_the_first_begins(
@@ -142,15 +137,13 @@ def test_a_second_phase_that_cannot_be_is_refused_before_the_first_begins(
 ):
     second = dataclasses.replace(SECOND, **({"path": str(longer_rows)} | change))
     config = dataclasses.replace(two_phases(toy_data), phase2=second)
-    with pytest.raises(InputError, match=expected) as caught:
-        train(config, tmp_path / "run")
-    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+    assert expected in message(train, config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_data_of_another_kind_are_refused(toy_data, tmp_path):
     alone = make_dataset(tmp_path, next_sentence="none")
-    with pytest.raises(InputError, match="with none; prepare both alike"):
-        train(two_phases(toy_data, alone), tmp_path / "run")
+    assert "with none; prepare both alike" in message(train, two_phases(toy_data, alone), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -170,13 +163,14 @@ def whole(toy_data, longer_rows, tmp_path_factory):
 def test_a_run_goes_through_both_phases(whole):
     config, workdir, result = whole
     assert result.step == 12 and int(result.state.step) == 12
-    records = [r for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == "train"]
-    assert [r["step"] for r in records] == list(range(1, 13))
-    assert [r["phase"] for r in records] == [1] * 7 + [2] * 5
-    np.testing.assert_allclose([r["learning_rate"] for r in records], rates(config), rtol=1e-6)
-    evaluations = [(r["step"], r["phase"]) for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == "eval"]
+    records = list(read_metrics(workdir / "metrics.jsonl"))
+    trained = [(r["step"], r["phase"]) for r in records if r["kind"] == "train"]
+    assert trained == list(zip(range(1, 13), [1] * 7 + [2] * 5))
+    found = [r["learning_rate"] for r in records if r["kind"] == "train"]
+    np.testing.assert_allclose(found, rates(config), rtol=1e-6)
+    evaluations = [(r["step"], r["phase"]) for r in records if r["kind"] == "eval"]
     assert evaluations == [(0, 1), (6, 1), (7, 1), (12, 2)]
-    assert sorted(path.name for path in (workdir / "checkpoints").iterdir() if path.is_dir())[-1] == "00000012"
+    assert max(path.name for path in (workdir / "checkpoints").iterdir() if path.is_dir()) == "00000012"
 
 
 @pytest.mark.slow
@@ -206,26 +200,24 @@ def test_eight_devices_go_through_both_phases_like_one(whole, tmp_path):
 
 @pytest.mark.slow
 def test_a_second_phase_may_be_added_to_a_run_that_is_done(whole, toy_data, tmp_path):
-    config, workdir, uninterrupted = whole
-    first = dataclasses.replace(config, phase2=Phase2Config())
-    assert train(first, tmp_path / "run").step == 7
-    resumed = train(config, tmp_path / "run")
-    assert_same_state(resumed.state, uninterrupted.state)
-    longer = dataclasses.replace(config, phase2=dataclasses.replace(config.phase2, num_steps=6))
-    assert train(longer, tmp_path / "run").step == 13
-    other = dataclasses.replace(config, phase2=dataclasses.replace(config.phase2, learning_rate=1e-4))
-    with pytest.raises(InputError, match=r"belongs to a run with another phase2\.learning_rate"):
-        train(other, tmp_path / "run")
-    shorter = dataclasses.replace(config, phase2=dataclasses.replace(config.phase2, path=str(toy_data)))
-    with pytest.raises(InputError, match=r"in its second phase, on other data than phase2.path .*; give the data"):
-        train(shorter, tmp_path / "run")
+    config, _, uninterrupted = whole
+
+    def with_second(**changes):
+        return dataclasses.replace(config, phase2=dataclasses.replace(config.phase2, **changes))
+
+    assert train(dataclasses.replace(config, phase2=Phase2Config()), tmp_path / "run").step == 7
+    assert_same_state(train(config, tmp_path / "run").state, uninterrupted.state)
+    assert train(with_second(num_steps=6), tmp_path / "run").step == 13
+    problem = "belongs to a run with another phase2.learning_rate"
+    assert problem in message(train, with_second(learning_rate=1e-4), tmp_path / "run")
+    problem = "in its second phase, on other data than phase2.path "
+    assert problem in message(train, with_second(path=str(toy_data)), tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_moments_in_bfloat16_are_restored_bit_for_bit(toy_data, tmp_path, monkeypatch):
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=3, state_dtype="bfloat16")
-    config = tiny_run(toy_data, mesh=ONE_DEVICE, optimizer=optimizer, masking=MaskingConfig(max_predictions=5))
-    config = dataclasses.replace(config, train=TrainConfig(num_steps=6))
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, optimizer=optimizer, train=TrainConfig(num_steps=6))
     uninterrupted = train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         stop_at(patch, 3)
@@ -234,6 +226,5 @@ def test_moments_in_bfloat16_are_restored_bit_for_bit(toy_data, tmp_path, monkey
     assert_same_state(resumed.state, uninterrupted.state)
     dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(resumed.state.optimizer) if leaf.shape}
     assert dtypes == {"bfloat16", "float32"}
-    wide = dataclasses.replace(optimizer, state_dtype="float32")
-    with pytest.raises(InputError, match=r"another optimizer\.state_dtype"):
-        train(dataclasses.replace(config, optimizer=wide), tmp_path / "run")
+    wide = dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, state_dtype="float32"))
+    assert "another optimizer.state_dtype" in message(train, wide, tmp_path / "run")
