@@ -58,11 +58,9 @@ def test_formats(tmp_path, name, content, expected, places):
         # the csv module ends rows at CR alone, and to JSON it is a blank
         ("a.csv", "text,label\ra,x\r", [{"text": "a", "label": "x"}]),
         ("a.json", '[{"text":\r"a"}]\r', [{"text": "a"}]),
-        ("a.tsv", "text\r", []),
         ("a.tsv", "text\tlabel\ra\tx\rb\ty", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]),
         ("a.jsonl", '{"text": "a"}\r{"text": "b"}\r', [{"text": "a"}, {"text": "b"}]),
         ("a.json", '{"version": 1, "one": [{"a": 1}], "two": [{"a": 2}]}', [{"a": 1}]),
-        ("a.json", '{"a": 5}', [{"a": 5}]),
         ("a.csv", f'a,b\n1,"{"x" * 200_000}"\n', [{"a": "1", "b": "x" * 200_000}]),
     ],
 )
@@ -103,9 +101,7 @@ ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\
         ("a.csv", 'a,b\n1,"open\n2,3\n', "a.csv:2 is not a row of CSV (unexpected end of data)"),
         ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is not a row of CSV"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON (Expecting value"),
-        ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl:2 is [1], not an object"),
         ("a.json", '[{"a": 1},\n{"a": }]', "a.json:2 is not JSON"),
-        ("a.json", "[" * 100_000, "a.json:1 is not JSON"),
         ("a.json", "[1]", "a.json, item 1 is 1, not an object"),
         ("a.json", "5", "a.json, item 1 is 5, not an object"),
         ("a.tsv.gz", gzip.compress(b"a\tb\n1\t2\n" * 99, mtime=0)[:-20], "a.tsv.gz is damaged or another kind of file"),

@@ -200,13 +200,6 @@ def test_what_cannot_be_ranked_is_named(tmp_path, row, loss, said):
     assert said in message(lambda: task.settle(task.read(place, "train")))
 
 
-def test_scores_are_metrics_of_rankings():
-    """Of equal scores the worse candidate comes first."""
-    examples = [RankingExample("q", ("a", "b", "c"), (1.0, 0.0, 0.0)), RankingExample("r", ("a", "b"), (0.0, 1.0))]
-    metrics = make_task(CONFIG).score(examples, [Ranked((0.5, 0.5, 0.1)), Ranked((0.2, 0.9))])
-    assert metrics["mrr@10"] == (1 / 2 + 1) / 2 and metrics["ndcg@10"] == pytest.approx((1 / np.log2(3) + 1) / 2)
-
-
 WORDS = ("ban", "bes", "kut", "dar", "lin", "mot", "gen", "the")
 
 
