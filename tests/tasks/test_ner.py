@@ -123,7 +123,6 @@ def test_columns_documents_and_blanks(tmp_path):
         # a line without a tag that begins with # is a comment
         ("# id 1f\tdomain=en\n#\tO\nb\tB-PER\n\n# a comment\nc\tO\n", {}, [["#", "b"], ["c"]]),
         ("#tag\nb\n", {}, [["#tag", "b"]]),
-        ("# x\nb y\n", {"label_column": "3"}, [["#", "b"]]),
         ("#\tSYM\n1\tNUM\n", {}, [["#", "1"]]),
         # GermEval
         ("# [2009]\n1\tIn\tO\tO\n\n# b\n1\t#\tO\tO\n2\tx\tO\tO\n", {"text_column": "2"}, [["In"], ["#", "x"]]),
@@ -155,23 +154,17 @@ COUNTED = "1 EU NNP I-NP I-ORG\n2 rejects VBZ I-VP O\n"
     ("content", "settings", "problem"),
     [
         ("a\tO\nb\n", {}, ":2 has 1 columns ('b'), not 2"),
-        ("a\tO\nb\tX\tO\n", {}, ":2 has 3 columns"),
         ("a\tO\nb\t\n", {}, ":2 has 1 columns ('b')"),
         ("a\tB-PER\nb\tB\n", {}, ":2: tag 'B' of 'b' is not O, B-TYPE or I-TYPE"),
         ("a\tO\nb\tB-PER\u200b\n", {}, ":2: tag 'B-PER\\u200b' of 'b' is not O"),
         ("a\to\nb\tb-per\n", {}, ":1: tag 'o' of 'a' is not O"),
-        ("a\tO\nb\tB_PER\nc\tI_PER\n", {}, ":2: tag 'B_PER' of 'b' is not O"),
-        ("a\tO\nb\tb\nc\ti\n", {}, ":2: tag 'b' of 'b' is not O"),
-        (b"a\tO\nb\xff\tO\n", {}, ":2 is not UTF-8"),
         ("\n\t\n", {}, "holds no sentence"),
-        ("a\nb\n", {}, ":1 has no tags"),
         ("a\t1\n", {"labels": "PER,LOC"}, ":1: tags are numbers; write all tags in"),
         ("a\t3\n", {"labels": "O,B-PER,I-PER"}, ":1: tag 3 is beyond the 3 of task.labels; write all of them"),
         ("Sentence #\tWord\tTag\n1\tBo\tO\n", {}, " is a table with a word a row"),
         (COUNTED, {"text_column": "word"}, "task.text_column 'word' is not the number of a column"),
         (COUNTED, {"label_column": "0"}, "task.label_column '0' is not the number"),
         (COUNTED, {"text_column": "7"}, ":1 has 5 columns ('1 EU NNP I-NP I-ORG'), not 7"),
-        (COUNTED, {"label_column": "9"}, "1 has no tags"),
         (COUNTED, {"text_column": "2", "label_column": "2"}, "task.label_column 2 is the column of the words"),
     ],
 )
@@ -208,20 +201,16 @@ TAGS = "O,B-PER,I-PER,B-LOC,I-LOC"
     ("name", "content", "labels", "wanted"),
     [
         ("a.jsonl", '{"tokens": ["Bo", "Li"], "ner_tags": ["O", "B-X\u3000"]}', "", ["O", "B-X"]),
-        ("a.jsonl", '{"Words": ["a"], "Tags": ["B-X"]}', "", ["B-X"]),
         ("a.jsonl", '{"tokens": ["Bo", "Li"], "ner_tags": [1, 2]}', TAGS, ["B-PER", "I-PER"]),
         ("a.jsonl", '{"tokens": ["Bo", "Li"], "ner_tags": ["3", "0"]}', TAGS, ["B-LOC", "O"]),
         ("a.tsv", "Bo\t1\nLi\t0\n", TAGS, ["B-PER", "O"]),
         ("a.tsv", "Bo\t1\nLi\t0\n", "", ["1", "0"]),  # names, as before
         ("a.jsonl", '{"tokens": ["Bo"], "ner_tags": [1]}', "", "are numbers; write all tags in task.labels"),
         ("a.jsonl", '{"text": "Bo ran", "label": [[0, 2, "PER"]]}', "", "s in 'label', as doccano"),
-        ("a.jsonl", '{"text": "Bo ran", "entities": [{"start": 0}]}', "", "s in 'entities', as"),
         ("a.csv", "Sentence #,Word,POS,Tag\nSentence: 1,Bo,NNP,B-per\n", "", "a.csv is a table with a word a row"),
-        ("a.jsonl", '{"tokens": "a"}', "", "a.jsonl:1"),
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["X", "B-X"]}', "", "a.jsonl:1"),
         ("a.jsonl", '{"tokens": ["a"], "tags": ["b-per"]}', "", "a.jsonl:1"),
         ("a.jsonl", '{"tokens": ["a"], "tags": []}', "", "a.jsonl:1"),
-        ("a.jsonl", '{"tags": []}', "", "a.jsonl:1"),
     ],
 )
 def test_json_lines_and_numbers_of_tags(tmp_path, name, content, labels, wanted):
@@ -293,7 +282,7 @@ def random_examples(rng, num_sentences=40):
     ]
 
 
-@pytest.mark.parametrize(("context", "length"), [(False, 3), (True, 3), (False, 8), (True, 16), (True, 64)])
+@pytest.mark.parametrize(("context", "length"), [(True, 3), (False, 8), (True, 64)])
 def test_every_word_is_asked_for_once(tokenizer, context, length):
     examples = random_examples(random.Random(length))
     mine = task(document_context=context, max_seq_length=length)
@@ -355,19 +344,13 @@ def test_words_of_a_text_know_their_place():
     assert task().parse({"text": text}, "f:1") == found
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "words"),
-    [
-        ("", ["a b", "c"], ["a b", "c"]),
-        ("", {"text": "x", "words": ["a b"]}, ["a b"]),  # as in training
-        ("w", {"tokens": ["x"], "w": ["a b"]}, ["a b"]),
-    ],
-)
-def test_words_may_be_given(column, value, words):
-    assert task(text_column=column).parse(value, "f:1").words == words
+def test_words_may_be_given():
+    assert task().parse(["a b", "c"], "f:1").words == ["a b", "c"]
+    assert task().parse({"text": "x", "words": ["a b"]}, "f:1").words == ["a b"]  # as in training
+    assert task(text_column="w").parse({"tokens": ["x"], "w": ["a b"]}, "f:1").words == ["a b"]
 
 
-@pytest.mark.parametrize("value", [5, None, {}, [1], {"text": 5}])
+@pytest.mark.parametrize("value", [5, {}, [1]])
 def test_what_has_no_words_is_named(value):
     assert message(task().parse, value, "f:1").startswith("f:1: give a text")
     assert """or {"w": ["...", "..."]}""" in message(task(text_column="w").parse, value, "f:1")

@@ -36,24 +36,30 @@ def test_entity_scores_equal_the_golden(golden):
     assert types == {"f1_PER", "f1_LOC", "f1_creative-work"}
 
 
+SAME, ORDER, NAN = [4, 4, 4], [1, 2, 3], [1, math.nan, 2]
+
+
 @pytest.mark.parametrize(
-    ("metric", "labels", "said", "expected"),
+    ("metrics", "labels", "said", "expected"),
     [
-        *((metric, [], [], 0) for metric in (scores.accuracy, scores.f1, scores.macro_f1, scores.mcc)),
-        (scores.accuracy, [1, 1], [1, 1], 1),
-        (scores.f1, [0, 0], [0, 0], 0),
-        (scores.mcc, [1, 1, 1], [1, 1, 1], 0),  # as scikit-learn has it
-        *((metric, *pair, 0) for metric in (scores.pearson, scores.spearman) for pair in
-          [([], []), ([1], [1]), ([1, 2, 3], [4] * 3), ([0.1] * 3, [1, 2, 3]), ([1, 2, 3], [1, math.nan, 2])]),
-        (scores.pearson, [1, 2], [3, 5], 1),
-        (scores.pearson, [1, 2, 3], [1, math.inf, 2], 0),
-        (scores.spearman, [1, 2, 3], [1, math.inf, 2], 0.5),  # infinity has a rank only
-        (scores.spearman, [1, 2, 2, 3], [10, 20, 20, 1000], 1),  # equal numbers share their rank
-        (scores.spearman, [1, 2, 3, 4], [1, 1, 2, 2], 4 / math.sqrt(20)),
+        ((scores.accuracy, scores.f1, scores.macro_f1, scores.mcc), [], [], 0),
+        ((scores.accuracy,), [1, 1], [1, 1], 1),
+        ((scores.f1,), [0, 0], [0, 0], 0),
+        ((scores.mcc,), [1, 1, 1], [1, 1, 1], 0),  # as scikit-learn has it
+        ((scores.pearson, scores.spearman), [], [], 0),
+        ((scores.pearson, scores.spearman), [1], [1], 0),
+        ((scores.pearson, scores.spearman), ORDER, SAME, 0),
+        ((scores.pearson, scores.spearman), [0.1] * 3, ORDER, 0),
+        ((scores.pearson, scores.spearman), ORDER, NAN, 0),
+        ((scores.pearson,), [1, 2], [3, 5], 1),
+        ((scores.pearson,), ORDER, [1, math.inf, 2], 0),
+        ((scores.spearman,), ORDER, [1, math.inf, 2], 0.5),  # infinity has a rank only
+        ((scores.spearman,), [1, 2, 2, 3], [10, 20, 20, 1000], 1),  # equal numbers share their rank
+        ((scores.spearman,), [1, 2, 3, 4], [1, 1, 2, 2], 4 / math.sqrt(20)),
     ],
-)  # fmt: skip
-def test_metrics_where_others_warn_or_raise(metric, labels, said, expected):
-    assert metric(labels, said) == pytest.approx(expected)
+)
+def test_metrics_where_others_warn_or_raise(metrics, labels, said, expected):
+    assert [metric(labels, said) for metric in metrics] == pytest.approx([expected] * len(metrics))
 
 
 @pytest.mark.parametrize(
@@ -81,21 +87,20 @@ def test_precision_recall_f1():
 def test_rankings():
     """Of the first query the second and fourth are relevant, and one is not found; of the second the first."""
     found = scores.ranking_scores([[0, 2, 0, 1], [1, 0], [0, 0]], [[2, 1, 1], [1], []])
-    gain = 2 / np.log2(3) + 1 / np.log2(5)
-    ideal = 2 + 1 / np.log2(3) + 1 / np.log2(4)
-    assert found == {
-        "ndcg@10": pytest.approx((gain / ideal + 1) / 2),
-        "mrr@10": 0.75,
-        "recall@1": 0.5,
-        "recall@10": pytest.approx((2 / 3 + 1) / 2),
-        "recall@100": pytest.approx((2 / 3 + 1) / 2),
-        "map@100": pytest.approx(((1 / 2 + 2 / 4) / 3 + 1) / 2),
-    }
-    for before, expected in [(9, [0.1, 1 / np.log2(11), 1, 1, 0.1]), (10, [0, 0, 0, 1, 1 / 11]), (100, [0] * 5)]:
-        late = scores.ranking_scores([[0] * before + [1]], [[1]])
-        names = ("mrr@10", "ndcg@10", "recall@10", "recall@100", "map@100")
-        assert [late[name] for name in names] == pytest.approx(expected)
-    assert scores.ranking_scores([[1]], [range(1, 12)])["ndcg@10"] == pytest.approx(
-        1 / sum((11 - place) / np.log2(2 + place) for place in range(10))
-    )
+    gain = (2 / np.log2(3) + 1 / np.log2(5)) / (2 + 1 / np.log2(3) + 1 / np.log2(4))
+    assert found == pytest.approx({
+        "ndcg@10": (gain + 1) / 2, "mrr@10": 0.75, "map@100": ((1 / 2 + 2 / 4) / 3 + 1) / 2,
+        "recall@1": 0.5, "recall@10": (2 / 3 + 1) / 2, "recall@100": (2 / 3 + 1) / 2,
+    })  # fmt: skip
+    ideal = sum((11 - place) / np.log2(2 + place) for place in range(10))
+    assert scores.ranking_scores([[1]], [range(1, 12)])["ndcg@10"] == pytest.approx(1 / ideal)
     assert scores.ranking_scores([], []) == dict.fromkeys(scores.RANKING_METRICS, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [(9, [0.1, 1 / np.log2(11), 1, 1, 0.1]), (10, [0, 0, 0, 1, 1 / 11]), (100, [0] * 5)]
+)
+def test_rankings_end_somewhere(before, expected):
+    late = scores.ranking_scores([[0] * before + [1]], [[1]])
+    names = ("mrr@10", "ndcg@10", "recall@10", "recall@100", "map@100")
+    assert [late[name] for name in names] == pytest.approx(expected)

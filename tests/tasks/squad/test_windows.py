@@ -42,6 +42,7 @@ def test_windows_and_labels(tokenizer):
         assert row.lengths == (len(tokens),) and row.example == 0 and row.label == label
         assert row.token_ids.dtype == np.int32 and row.type_ids.dtype == np.uint8
     assert counts == {"windows without the answer": 3, "questions of several windows": 1}
+    assert len(rows_of(tokenizer, question("w1 " * 12), training=False, doc_stride=1).rows) == 3
 
 
 def test_long_questions_are_truncated(tokenizer):
@@ -116,27 +117,6 @@ def test_no_answer_is_learnt_by_squad2(tokenizer):
     rows, counts = rows_of(tokenizer, question(impossible=True), question("w1"), name="squad2")
     assert {row.label for row in rows} == {(0, 0)} and {row.example for row in rows} == {0}
     assert counts == {"questions of several windows": 1, "skipped: no answer": 1}
-
-
-def dense_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int, list[bool]]]:
-    """Returns the windows by comparing every window with every token, as Google's run_squad.py does."""
-    starts = [0]
-    while starts[-1] + room < num_tokens:
-        starts.append(starts[-1] + min(room, stride))
-    first = np.array(starts)[:, None]
-    last, places = np.minimum(first + room, num_tokens), np.arange(num_tokens)
-    scores = np.minimum(places - first, last - 1 - places) + 0.01 * (last - first)
-    best = np.where((first <= places) & (places < last), scores, -np.inf).argmax(axis=0)
-    spans = enumerate(zip(starts, last[:, 0].tolist()))
-    return [(start, end, (best[start:end] == number).tolist()) for number, (start, end) in spans]
-
-
-def test_windows_are_those_of_comparing_every_window_with_every_token():
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        num_tokens, room, stride = (int(rng.integers(1, most)) for most in (400, 60, 70))
-        found = _windows(num_tokens, room, TaskConfig(name="squad1", doc_stride=stride))
-        assert [(*span, best.tolist()) for *span, best in found] == dense_windows(num_tokens, room, stride)
 
 
 def test_windows_of_a_long_context_take_memory_for_its_tokens_once():
