@@ -6,14 +6,13 @@ import typing
 import jax
 import numpy as np
 import pytest
+from builders import message
 
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.model.parts import Dropout
 from bert_jax.settings.finetuning import (
-    EmbeddingConfig,
     FinetuneConfig,
-    FinetuneModelConfig,
     FinetuneTrainConfig,
     ProbeConfig,
     SweepConfig,
@@ -21,7 +20,6 @@ from bert_jax.settings.finetuning import (
 )
 from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_type_ids, model_size
 from bert_jax.settings.pretraining import (
-    CheckpointConfig,
     DataConfig,
     MaskingConfig,
     MeshConfig,
@@ -48,8 +46,8 @@ def test_google_sizes():
 @pytest.mark.parametrize("section", ["optimizer", "phase2"])
 def test_a_warm_up_is_said_in_one_way(section):
     config = from_dict(PretrainConfig, {section: {"warmup_steps": 100, "warmup_rate": 0.1}})
-    with pytest.raises(InputError, match=rf"{section}.warmup_rate and {section}.warmup_steps both set"):
-        getattr(config, section).validate()
+    found = message(getattr(config, section).validate)
+    assert f"{section}.warmup_rate and {section}.warmup_steps both set" in found
 
 
 def test_another_compute_dtype_leaves_what_it_forbids():
@@ -73,12 +71,14 @@ def test_padded_vocabulary():
         ({"train": {"num_steps": 1.5}}, "a number with a fraction; use a whole number"),
         ({"train": 3}, "not a section"),
         ({"data": {"verify": 1}}, "use True or False"),
+        ([], ""),
+        ({"model": []}, ""),
+        ({"train": {"num_steps": [1] * 1000}}, ""),
     ],
 )
 def test_wrong_keys_and_types_are_one_clear_line(values, expected):
-    with pytest.raises(InputError, match=expected) as caught:
-        from_dict(PretrainConfig, values)
-    assert "\n" not in str(caught.value)
+    found = message(from_dict, PretrainConfig, values)
+    assert expected in found and len(found) < (300 if expected else 200)
 
 
 @pytest.mark.parametrize("setting", [{"class_weights": "balanced"}, {"label_smoothing": 0.1}])
@@ -102,23 +102,16 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
     [
         # one of each kind of bound that a field has
         (ModelConfig(activation="swish"), 'model.activation "swish" is not one of gelu_tanh, gelu_exact, relu, silu'),
-        (ModelConfig(family="robreta"), 'model.family "robreta" is not one of bert, roberta'),
         (TaskConfig(name="x", activation="silu"), "task.activation \"silu\" is not one of '', sigmoid"),
-        (ModelConfig(window=-1), "model.window -1 is not from 0 to 16777216"),
         (ModelConfig(hidden_size=10**300), r"model.hidden_size 10{50,}\.\.\. is not from 1 to 16777216"),
         (ModelConfig(num_layers=10**5000), "model.num_layers a number of thousands of digits is not from 1"),
         (ModelConfig(hidden_dropout_rate=0.999995), "model.hidden_dropout_rate 0.999995 is not from 0 to 0.9999"),
-        (FinetuneModelConfig(attention_dropout_rate=1.5), "model.attention_dropout_rate 1.5 is not from 0 to 0.9999"),
         (MaskingConfig(seed=2**63), "masking.seed 9223372036854775808 is not from 0 to 9223372036854775807"),
         (DataConfig(path="p", batch_size=10**8), "data.batch_size 100000000 is not from 1 to 1048576"),
-        (DataConfig(path="p", window_mb=0.0), "data.window_mb 0.0 is not from 1e-37 to 1e[+]38"),
         (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon NaN is not from 1e-37 to 1e[+]38"),
         (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm Infinity is not from 0 to 1e[+]38"),
         (MeshConfig(data=-2), "mesh.data -2 is not from -1"),
-        (CheckpointConfig(keep_last=1), "checkpoint.keep_last 1 is not from 2"),
         (FinetuneTrainConfig(num_epochs=1e30), "train.num_epochs 1e[+]30 is not from 1e-37 to 1e[+]06"),
-        (EmbeddingConfig(temperature=1e-60), "embedding.temperature 1e-60 is not from 1e-05"),
-        (TaskConfig(name="x", probe=ProbeConfig(num_layers=1000)), "probe.num_layers 1000 is not from 1 to 100"),
         (PrepareOptions(pack=65), "pack 65 is not from 0 to 64"),
         # rules of several settings
         (dataclasses.replace(ModelConfig(), num_heads=7), r"768 is not divisible by model.num_heads 7; use 763 or 770"),
@@ -167,24 +160,19 @@ def test_the_highest_rate_of_dropout_keeps_something():
     assert np.isfinite(kept).all() and 0 < (kept > 0).mean() < 0.001
 
 
-@pytest.mark.parametrize("values", [[], "model", 3, None, {"model": []}, {"train": {"num_steps": [1] * 1000}}])
-def test_what_is_no_section_is_one_short_line(values):
-    with pytest.raises(InputError) as caught:
-        from_dict(PretrainConfig, values)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
-
-
 def test_a_whole_number_that_no_float_holds_is_one_short_line():
     config = from_dict(OptimizerConfig, {"learning_rate": 10**400})
-    with pytest.raises(InputError, match=r"optimizer.learning_rate .* is not from 0 to 1e[+]38"):
-        config.validate()
+    found = message(config.validate)
+    assert found.startswith("optimizer.learning_rate ") and " is not from 0 to 1e+38" in found
 
 
-@pytest.mark.parametrize(("types", "largest", "refused"), [(1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True)])
-def test_pairs_need_types(types, largest, refused):
+@pytest.mark.parametrize(("types", "largest"), [(1, 1), (2, 2)])
+def test_pairs_need_types(types, largest):
     config = dataclasses.replace(ModelConfig(), type_vocab_size=types)
-    with pytest.raises(InputError, match="it has pairs of texts") if refused else contextlib.nullcontext():
-        check_type_ids(config, largest, "it")
+    assert "it has pairs of texts" in message(check_type_ids, config, largest, "it")
+    check_type_ids(config, largest - 1, "it")
+    for size in ("roberta-base", "distilbert", "modernbert-base"):  # which have fewer
+        check_type_ids(model_size(size), 1, "it")
 
 
 def test_changed_keys_are_named_in_full():
@@ -239,13 +227,6 @@ def test_settings_affect_what_is_known(kind):
     assert len(names) == len(set(names)) and set(affecting(kind, *known)) == set(names)
     flat = changed_keys(to_dict(kind()), {}) + changed_keys({}, to_dict(kind()))
     assert all(any(is_among(leaf, names) or name.startswith(f"{leaf}.") for name in names) for leaf in flat)
-
-
-def test_texts_in_pairs_need_two_types_or_a_family_that_has_fewer():
-    with pytest.raises(InputError, match="too few to tell them apart"):
-        check_type_ids(ModelConfig(type_vocab_size=1), 1, "the input")
-    for size in ("roberta-base", "distilbert", "modernbert-base"):
-        check_type_ids(model_size(size), 1, "the input")
 
 
 @pytest.mark.parametrize("size", [name for name in MODEL_SIZES if "-" in name or name == "distilbert"])
