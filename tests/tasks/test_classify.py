@@ -210,24 +210,23 @@ def test_other_spellings_are_counted_and_scored(tokenizer):
 
 
 def test_rows_are_those_of_the_paper(tokenizer):
-    task = classify(("a", "b"), max_seq_length=8)
-    cls, sep, (the,), two = tokenizer.cls_id, tokenizer.sep_id, tokenizer.encode("the"), tokenizer.encode("of and")
-    long = tokenizer.encode("the of and " * 5)
-    examples = [
-        (example("the"), [cls, the, sep], 3),
-        (example("the", "of and"), [cls, the, sep, *two, sep], 3),
-        (example("the of and " * 5), [cls, *long[:6], sep], 8),
-        (example("the of and " * 5, "of and"), [cls, *long[:3], sep, *two, sep], 5),
-        (example(""), [cls, sep], 2),
-        (example("the", " "), [cls, the, sep, sep], 3),
+    task, long = classify(("a", "b"), max_seq_length=8), "the of and " * 5
+    expected = [
+        (example("the"), "[CLS] the [SEP]", 3),
+        (example("the", "of and"), "[CLS] the [SEP] of and [SEP]", 3),
+        (example(long), "[CLS] the of and the of and [SEP]", 8),
+        (example(long, "of and"), "[CLS] the of and [SEP] of and [SEP]", 5),
+        (example(""), "[CLS] [SEP]", 2),
+        (example("the", " "), "[CLS] the [SEP] [SEP]", 3),
     ]
-    made = task.make_rows([each for each, *_ in examples], tokenizer, False)
-    for number, (row, (_, ids, first)) in enumerate(zip(made.rows, examples)):
-        assert row.token_ids.tolist() == ids and row.token_ids.dtype == np.int32
-        assert row.type_ids.tolist() == [0] * first + [1] * (len(ids) - first)
-        assert (row.example, row.lengths, row.label) == (number, (len(ids),), None)
+    made = task.make_rows([each for each, *_ in expected], tokenizer, False)
+    for number, (row, (_, tokens, first)) in enumerate(zip(made.rows, expected)):
+        assert " ".join(tokenizer.tokens(row.token_ids)) == tokens and row.token_ids.dtype == np.int32
+        assert row.type_ids.tolist() == [place >= first for place in range(len(row.token_ids))]
+        assert (row.example, row.lengths, row.label) == (number, (len(row.token_ids),), None)
     assert made.counts == {"truncated": 2, "no token": 2}
-    assert "task.max_seq_length 4 is below 5" in message(classify(max_seq_length=4).make_rows, [], tokenizer, False)
+    short = classify(max_seq_length=4)
+    assert "task.max_seq_length 4 is below 5" in message(short.make_rows, [], tokenizer, False)
 
 
 def test_pairs_are_cut_one_token_at_a_time_from_the_longer():
@@ -298,13 +297,10 @@ def test_predictions_of_classes(tmp_path):
 
 
 def test_regression(labels_in, tokenizer):
-    task = regression()
+    task, examples = regression(), labelled(1.5, -20.0)
     assert labels_in(task, "test.tsv", "text\tscore\na\t1.5\nb\t-2e1\nc\t\n") == [1.5, -20.0, None]
-    assert (task.num_outputs, task.labels) == (1, ())
-    examples = labelled(1.5, -20.0)
     assert [row.label for row in task.make_rows(examples, tokenizer, True).rows] == [1.5, -20.0]
-    assert "f:1 has no label" in message(task.make_rows, labelled(None), tokenizer, True)
-    found = task.decode(examples, [], [np.array([each], np.float32) for each in (1, 0.5)])
+    found = task.decode(examples, [], np.array([[1.0], [0.5]]))
     assert found == [Scored(1.0), Scored(0.5)] and task.show(found[1]) == {"value": 0.5}
     assert task.score(examples, found) == pytest.approx({"pearson": 1, "spearman": 1})
     for value in ("nan", "inf", "x"):
@@ -314,14 +310,15 @@ def test_regression(labels_in, tokenizer):
 
 @pytest.mark.parametrize("data", ["pairs", "single"])
 def test_all_splits_have_as_many_texts_as_the_training_data(tmp_path, data):
-    rows = {"pairs": "text1\ttext2\tlabel\na\tb\tx\n", "single": "text1\tlabel\na\tx\n"}
-    train, other = (write(tmp_path / f"{name}.tsv", rows[name]) for name in sorted(rows, key=lambda name: name != data))
+    pairs = write(tmp_path / "pairs.tsv", "text1\ttext2\tlabel\na\tb\tx\n")
+    single = write(tmp_path / "single.tsv", "text1\tlabel\na\tx\n")
+    train, dev = (pairs, single) if data == "pairs" else (single, pairs)
     settled = ClassificationTask(classify().settle(classify().read(train, "train")), ("x", "y"))
     if data == "pairs":
         problem = "has no column 'sentence1' and 'sentence2'; it has 'text1', 'label'"
-        assert problem in message(settled.read, f"{train},{other}", "dev")
+        assert problem in message(settled.read, f"{train},{dev}", "dev")
     else:
-        assert settled.read(f"{train},{other}", "dev")[0][:2] == ("a", None)  # as many as it was trained with
+        assert settled.read(f"{train},{dev}", "dev")[0][:2] == ("a", None)  # as many as it was trained with
 
 
 def test_rerankers_are_scored_by_the_order_of_the_candidates_of_each_query():

@@ -110,12 +110,6 @@ def test_classes_that_differ_between_parts_and_numbers_with_a_point(tmp_path, wr
     assert f"test-00001-of-00002.parquet has other names of classes than {first}" in found
 
 
-def test_choices(write):
-    path = write("train.parquet", ctx=["He"], endings=[["sat", "ran"]], label=["1"])
-    (example,) = task("choice", text_column="ctx", second_text_column="endings").read(path, "train")
-    assert (example.choices, example.label) == (("sat", "ran"), 1)
-
-
 @pytest.mark.parametrize(
     ("answers", "texts"),
     [
@@ -133,15 +127,6 @@ def test_answers_of_any_shape(tmp_path, write, answers, texts):
     else:
         found = message(read_squad, str(tmp_path), "train")
         assert texts in found and "row 0" in found
-
-
-def test_questions_of_the_same_id_cannot_be_scored(tmp_path, write):
-    answers = [{"text": [text], "answer_start": [0]} for text in "cd"]
-    for name in ("train", "dev"):
-        write(f"{name}.parquet", id=["1", "1"], question=["a", "b"], context=["c", "d"], answers=answers)
-    assert len(read_squad(str(tmp_path), "train")) == 2  # these are learnt from, and have no predictions
-    found = message(read_squad, str(tmp_path), "dev")
-    assert "two questions have the id '1'; predictions go by ids" in found
 
 
 def test_what_is_no_parquet_is_named(tmp_path):

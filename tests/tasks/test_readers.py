@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from builders import message, write
 
-from bert_jax.storage.files import expand_globs, zstd
+from bert_jax.storage.files import zstd
 from bert_jax.tasks import columnar, readers
 from bert_jax.tasks.readers import SPLITS, check_header, find_split_file, read_table, read_wide_tsv
 
@@ -158,10 +158,10 @@ def find(tmp_path, monkeypatch):
     """Returns the files of train, dev and test among some, in a folder of their own, that a source means."""
     monkeypatch.chdir(tmp_path)
 
-    def find(files, source, names=SPLITS):
+    def find(files, source):
         for name in files:
             write(tmp_path / name, "")
-        return [find_split_file(source, split, names) for split in names]
+        return [find_split_file(source, split) for split in SPLITS]
 
     return find
 
@@ -195,12 +195,6 @@ def test_files_of_splits(find, files, source, expected):
     assert find(files, source) == expected
 
 
-def test_both_parts_of_a_dev_set_share_a_place(find):
-    names = {"train": ("train",), "dev_matched": ("dev_matched",), "dev_mismatched": ("dev_mismatched",)}
-    assert find(["a", "b"], "a,b", names) == ["a", "b", ""]
-    assert find(["folder/dev_mismatched.tsv"], "a,folder", names) == ["a", "", "folder/dev_mismatched.tsv"]
-
-
 @pytest.mark.parametrize(
     ("files", "source", "problem"),
     [
@@ -224,12 +218,6 @@ def test_a_file_and_a_directory_behind_a_url(tmp_path):
         assert [find_split_file(source, split) for split in SPLITS] == [f"{url}/train.tsv", f"{url}/dev.tsv", ""]
     assert [find_split_file(f"{url}/dev.tsv", split) for split in SPLITS] == ["", f"{url}/dev.tsv", ""]
     memory.rm(url, recursive=True)
-
-
-def test_globs_of_names_with_commas_and_brackets(tmp_path):
-    train, dev = (write(tmp_path / name, "") for name in ("mail, all.csv", "dev[2].csv"))
-    assert expand_globs(f"{train},{dev}") == [train, dev]
-    assert expand_globs(f"{tmp_path}/*.csv") == [dev, train]
 
 
 # TFDS
