@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets from every kind of input: the same rows whatever the format, the place or the number of processes."""
+"""Data sets from every place: the same rows whatever it is, and which texts are there twice."""
 
 import dataclasses
-import gzip
-import html
 import json
 import os
 import random
@@ -50,19 +48,6 @@ def as_text(documents: list[list[str]]) -> bytes:
     return "\n\n".join("\n".join(lines) for lines in documents).encode()
 
 
-def as_json_lines(documents: list[list[str]]) -> bytes:
-    return "\n".join(json.dumps({"text": "\n".join(lines)}) for lines in documents).encode()
-
-
-def as_wikiextractor(documents: list[list[str]]) -> bytes:
-    return "".join(
-        f'<doc id="{number}" url="x?curid={number}" title="T{number}">\nT{number}\n\n'
-        + html.escape("\n\n".join(lines), quote=False)
-        + "\n</doc>\n"
-        for number, lines in enumerate(documents)
-    ).encode()
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, vocab) -> Path:
     """Returns the data set of `DOCUMENTS` as text."""
@@ -79,19 +64,6 @@ def contents(path: Path, manifest: bool = True) -> dict[str, bytes]:
         for file in sorted(path.rglob("*"))
         if file.is_file() and (manifest or file.name != records.MANIFEST)
     }
-
-
-@pytest.mark.parametrize(
-    ("write", "compress"),
-    [(as_json_lines, zstd.compress), (as_wikiextractor, bytes), (as_wikiextractor, gzip.compress)],
-)
-def test_every_format_gives_the_same_data_set(tmp_path, prepared, vocab, monkeypatch, write, compress):
-    (tmp_path / "input").write_bytes(compress(write(DOCUMENTS)))
-    if compress is bytes:
-        monkeypatch.setattr(corpus.plan_pieces, "__defaults__", (2000,))
-        assert len(corpus.plan_pieces(str(tmp_path / "input"))) > 5
-    prepare.prepare(str(tmp_path / "input"), vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
-    assert contents(tmp_path / "data", manifest=False) == contents(prepared, manifest=False)
 
 
 # Exact copies

