@@ -263,28 +263,6 @@ def test_evaluating_on_the_training_data_is_told(topics, start):
     assert "test: 20 examples of columns sentence, 20 rows" in told
 
 
-@pytest.mark.slow
-def test_squad2_predicts_by_a_threshold_that_reproduces_the_best_f1(start, tmp_path):
-    """A model that has learnt nothing is best where it answers nothing."""
-    qas = [{"id": str(number), "question": "ban", "answers": [], "is_impossible": True} for number in range(8)]
-    qas.append({"id": "x", "question": "bis", "answers": [{"text": "fun", "answer_start": 12}]})
-    source = tmp_path / "own.json"
-    source.write_text(json.dumps({"data": [{"paragraphs": [{"context": "ban bis den fun", "qas": qas}]}]}))
-    config = topics_run(
-        source,
-        start,
-        task=TaskConfig(name="squad2", max_seq_length=32, max_query_length=8),
-        train=FinetuneTrainConfig(num_epochs=1.0),
-        optimizer=OptimizerConfig(learning_rate=0.0, warmup_steps=0),
-    )
-    metrics = train(config, tmp_path / "run").metrics
-    assert metrics["best_f1_thresh"] == 0 and metrics["f1"] == metrics["best_f1"] == pytest.approx(800 / 9)
-    settings = bert_jax.load_pretrained(tmp_path / "run").task_settings
-    assert settings["null_threshold"] != 0
-    said = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
-    assert set(said.values()) == {""}
-
-
 def test_a_work_directory_of_another_run_is_refused(finished, topics, start, tmp_path):
     config = topics_run(topics, start, optimizer=OptimizerConfig(learning_rate=1e-5))
     with pytest.raises(InputError, match=r"another .*optimizer\.learning_rate"):

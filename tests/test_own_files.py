@@ -3,7 +3,6 @@
 
 import json
 import pickle
-import random
 import shutil
 
 import mutations
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from builders import tiny_run
 
-from bert_jax.checkpoints.states import SEAL, find_damage, seal
+from bert_jax.checkpoints.states import SEAL, seal
 from bert_jax.data.building import finished_manifest
 from bert_jax.errors import InputError
 from bert_jax.inference.pretrained import load_pretrained
@@ -87,22 +86,11 @@ def test_parameters_that_were_damaged_before_they_were_sealed_are_one_line(copy)
     assert "params cannot be restored (Expecting value" in refusal(load_pretrained, copy)
 
 
-def test_every_wrong_type_in_a_seal_is_damage(copy):
-    about, rng = json.loads((copy / SEAL).read_text()), random.Random(0)
-    for path in mutations.places(about):
-        for wrong in rng.sample(mutations.WRONG, 4):
-            (copy / SEAL).write_bytes(mutations.dump(changed := mutations.replaced(about, path, wrong)))
-            assert find_damage(copy) or changed == about, (path, wrong)
+def test_a_seal_of_other_arrays_does_not_fit_its_model(copy):
+    about = json.loads((copy / SEAL).read_text())
     del about["digest"]  # as versions up to 0.2 wrote them
-    about["format"] = 1
-    found = []
-    for path in mutations.places(about):
-        for wrong in rng.sample(mutations.WRONG, 3):
-            (copy / SEAL).write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
-            found.append(find_damage(copy))
-    assert sum(map(bool, found)) > 0.7 * len(found)  # the number of a shape may be another: `check_arrays` tells
-    about["arrays"] = mutations.without(about["arrays"], (next(iter(about["arrays"])),))
-    (copy / SEAL).write_bytes(mutations.dump(about))
+    arrays = mutations.without(about["arrays"], (next(iter(about["arrays"])),))
+    (copy / SEAL).write_bytes(mutations.dump(about | {"format": 1, "arrays": arrays}))
     assert "does not fit this model" in refusal(load_pretrained, copy)
 
 

@@ -15,16 +15,13 @@ from described import write_described
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 from bert_jax import load_predictor, load_pretrained, load_tokenizer
-from bert_jax.batches.load import rows_to_batch
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.sentence_transformers import write_pipeline
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.records import open_dataset
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.replaced import REPLACED
-from bert_jax.model.masking import mask_rows
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.model import model_size
@@ -184,29 +181,3 @@ def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, famil
     save_hf(tmp_path / "hf", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
     text = "the " + bert.tokenizer.template.specials[4] + " ."
     assert load_predictor(tmp_path / "hf")([text]) == load_predictor(tmp_path / "run")([text])
-
-
-@pytest.mark.parametrize("family", ["roberta", "modernbert"])
-def test_masks_are_of_the_vocabulary_and_of_whole_words(tmp_path, family):
-    described = write_tokenizer(tmp_path, family)
-    write_corpus(tmp_path / "text.txt", 8)
-    options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, pack=2)
-    prepare(str(tmp_path / "text.txt"), str(described), str(tmp_path / "data"), options, num_workers=1)
-    dataset, tokenizer = open_dataset(tmp_path / "data"), load_tokenizer(described)
-    batch = rows_to_batch(dataset.train.gather(np.arange(16)), np.zeros(16, np.int32))
-    masking = MaskingConfig(whole_word=True, mask_rate=1.0, random_rate=0.0)
-    ids = tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids
-    masked = jax.device_get(jax.jit(lambda batch: mask_rows(batch, masking, *ids))(batch))
-    changed = masked.token_ids != batch.token_ids
-    assert changed.sum() == masked.mlm_weights.sum() > 32
-    assert set(masked.token_ids[changed]) == {tokenizer.mask_id} == {tokenizer.id_of(tokenizer.template.specials[4])}
-    words = 0
-    for row, ids in enumerate(batch.token_ids):
-        tokens, word = tokenizer.tokens(ids.tolist()), np.zeros(len(ids), int)
-        for place in range(1, len(ids)):  # a word begins with a blank, and after a special token
-            begins = tokens[place][0] in "Ġ[<" or tokens[place - 1][0] in "[<"
-            word[place] = word[place - 1] + begins
-        for number in set(word[changed[row]]):
-            assert changed[row][word == number].all()
-            words += (word == number).sum() > 1
-    assert words > 8
