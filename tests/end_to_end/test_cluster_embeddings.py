@@ -76,17 +76,6 @@ def assert_same_run(ours, theirs):
     np.testing.assert_allclose(records(ours, "eval", "mrr@10"), records(theirs, "eval", "mrr@10"), atol=0.05)
 
 
-def test_several_processes_train_on_the_batch_of_one(repository, source, pretrained, alone, tmp_path):
-    more = "--config.train.accumulate=4"
-    finish(start(repository, arguments(source, pretrained, tmp_path / "run", more), 2, 2))
-    assert_same_run(tmp_path / "run", alone)
-    vectors = [
-        bert_jax.sentence_embeddings(bert_jax.load_pretrained(workdir), ["ban bin", "din dan"])
-        for workdir in (tmp_path / "run", alone)
-    ]
-    np.testing.assert_allclose(*vectors, atol=0.05)
-
-
 def test_a_guide_sees_the_batch_of_all_processes(repository, source, pretrained, tmp_path):
     """As few steps as two epochs have; the teacher is the model from which training starts."""
     more = (f"--config.teacher.checkpoint={pretrained}-vectors", "--config.task.embedding.loss=gist")
@@ -132,6 +121,10 @@ def test_prepared_pairs_train_as_their_table(repository, prepared, pretrained, a
     command = arguments(prepared, pretrained, tmp_path / "two", "--config.train.accumulate=2")
     run_killed_and_again(repository, tmp_path / "two", command)
     assert_same_run(tmp_path / "two", alone)
+    berts = [bert_jax.load_pretrained(workdir) for workdir in (tmp_path / "two", alone)]
+    np.testing.assert_allclose(
+        *(bert_jax.sentence_embeddings(bert, ["ban bin", "din dan"]) for bert in berts), atol=0.05
+    )
 
 
 def test_pairs_are_streamed_by_two_processes_that_were_killed(repository, prepared, pretrained, bucket, tmp_path):

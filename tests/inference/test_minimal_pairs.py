@@ -110,13 +110,7 @@ def test_wilson():
 
 
 @pytest.mark.slow
-def test_real_files(shared_data):
-    """All of BLiMP and Zorro is read."""
-    if not (shared_data / "blimp").is_dir():
-        pytest.skip("no BLiMP there")
-    pairs = read_pairs(str(shared_data / "blimp" / "blimp.jsonl.gz"), limit=2)
-    table = accuracies(pairs, np.ones(len(pairs)), np.zeros(len(pairs)))
-    assert len(table.paradigms) == 67 and len(table.phenomena) == 12
-    zorro = read_pairs(str(shared_data / "zorro"))
-    assert len(zorro) == 46_000 and len({pair.paradigm for pair in zorro}) == 23
-    assert len({pair.phenomenon for pair in zorro}) == 13
+def test_all_of_zorro_is_read(shared_data):
+    pairs = read_pairs(str(shared_data / "zorro"))
+    assert len(pairs) == 46_000 and len({pair.paradigm for pair in pairs}) == 23
+    assert len({pair.phenomenon for pair in pairs}) == 13

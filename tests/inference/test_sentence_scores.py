@@ -2,6 +2,7 @@
 """Scores of sentences, beside a slow and plain computation: one token masked, one sentence at a time."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -9,12 +10,12 @@ import pytest
 from builders import growing_bert, message
 
 import bert_jax
-from bert_jax.batch import Batch
+from bert_jax.batch import pad_rows
 from bert_jax.batches import infer
 from bert_jax.inference.minimal_pairs import Pair, accuracies
 from bert_jax.inference.sentence_scores import LOG_LIKELIHOOD, METHODS, score_sentences, token_scores
 from bert_jax.model.heads.pretraining import MASKED_LM
-from bert_jax.model.objective import forward as forward_of
+from bert_jax.model.objective import forward
 
 # corona is co ##ro ##na, banana ban ##a ##na, and zebra [UNK]; the first sentence and the last have the same tokens.
 SENTENCES = ["the corona .", "the zebra banana .", "dar", "banana corona", "the  CORONA."]
@@ -30,26 +31,21 @@ def causal(bert):
     return dataclasses.replace(bert, config=dataclasses.replace(bert.config, causal=True))
 
 
-@pytest.fixture(scope="module")
-def forward():
-    """Returns what gives the log-probabilities [L, V] of one row of tokens, without any padding."""
-    compiled = {}
-
-    def run(bert, token_ids):
-        length = len(token_ids)
-        ids = np.array(token_ids, np.int32)[None]
-        zeros, place = np.zeros_like(ids), np.zeros((1, 1), np.int32)
-        batch = Batch(ids, zeros, zeros + 1, place, place + 1.0, mlm_positions=np.arange(length, dtype=np.int32)[None])
-        key = bert.config, length
-        if key not in compiled:
-            compiled[key] = jax.jit(lambda params, batch: forward_of(bert.config, params, batch, MASKED_LM))
-        logits = np.asarray(compiled[key](bert.params, batch), np.float64)[0, :, : bert.config.vocab_size]
-        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-
-    return run
+@functools.cache
+def compiled(config):
+    return jax.jit(lambda params, batch: forward(config, params, batch, MASKED_LM))
 
 
-def plain_scores(bert, sentence, method, forward):
+def log_probabilities(bert, token_ids):
+    """Returns those [L, V] of one row of tokens, without any padding."""
+    batch = pad_rows([token_ids], len(token_ids))._replace(
+        mlm_positions=np.arange(len(token_ids), dtype=np.int32)[None]
+    )
+    logits = np.asarray(compiled(bert.config)(bert.params, batch), np.float64)[0, :, : bert.config.vocab_size]
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def plain_scores(bert, sentence, method):
     """Returns the scores of the tokens of a sentence, with a forward pass for each."""
     tokenizer = bert.tokenizer
     ids = [tokenizer.cls_id, *tokenizer.encode(sentence), tokenizer.sep_id]
@@ -57,7 +53,7 @@ def plain_scores(bert, sentence, method, forward):
     scores = []
     for place in range(1, len(ids) - 1):
         if method == LOG_LIKELIHOOD:
-            scores.append(forward(bert, ids)[place - 1, ids[place]])
+            scores.append(log_probabilities(bert, ids)[place - 1, ids[place]])
             continue
         masked = list(ids)
         masked[place] = tokenizer.mask_id
@@ -65,17 +61,17 @@ def plain_scores(bert, sentence, method, forward):
         while method == "within_word_l2r" and tokens[rest].startswith("##"):
             masked[rest] = tokenizer.mask_id
             rest += 1
-        scores.append(forward(bert, masked)[place, ids[place]])
+        scores.append(log_probabilities(bert, masked)[place, ids[place]])
     return scores
 
 
 @pytest.mark.parametrize("method", [*METHODS, LOG_LIKELIHOOD])
-def test_scores_are_those_of_one_forward_pass_a_token(bert, causal, forward, method):
+def test_scores_are_those_of_one_forward_pass_a_token(bert, causal, method):
     model = causal if method == LOG_LIKELIHOOD else bert
     assert bert.tokenizer.tokenize(SENTENCES[0]) == ["the", "co", "##ro", "##na", "."]
     found = token_scores(model, SENTENCES, "" if method == LOG_LIKELIHOOD else method)
     for sentence, scores in list(zip(SENTENCES, found, strict=True))[: 1 if model is causal else 2]:
-        np.testing.assert_allclose(scores, plain_scores(model, sentence, method, forward), atol=2e-5)
+        np.testing.assert_allclose(scores, plain_scores(model, sentence, method), atol=2e-5)
     np.testing.assert_array_equal(found[0], found[4])
     sums = bert_jax.score_sentences(model, SENTENCES, "" if method == LOG_LIKELIHOOD else method)
     assert sums.dtype == np.float64
