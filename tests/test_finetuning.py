@@ -183,7 +183,9 @@ def test_a_probe_trains_predicts_and_leaves_the_encoder(finished, topics, tmp_pa
         ({"data": FinetuneDataConfig()}, "data.source is empty"),
         ({"init_checkpoint": ""}, "init_checkpoint is empty"),
         ({"init_checkpoint": "nowhere"}, "nowhere does not exist"),
+        ({"train": FinetuneTrainConfig(num_epochs=0.0)}, "num_epochs 0.0 is not from"),
         ({"train": FinetuneTrainConfig(accumulate=3)}, "16 is not divisible by accumulate 3"),
+        ({"optimizer": OptimizerConfig(layer_decay=0.0)}, "layer_decay 0.0 is not from"),
         (
             {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(features="concat_last4"))},
             "of 4 layers, and the model has 2",

@@ -373,6 +373,11 @@ LONG = {
         ),
         ({"mesh": MeshConfig(data=3)}, "batch_size 16 is not divisible by data x fsdp = 3; use 15 or 18"),
         ({"train": TrainConfig(num_steps=12, accumulate=3)}, "16 is not divisible by accumulate 3; use 15 or 18"),
+        ({"train": TrainConfig(steps_per_call=0)}, "train.steps_per_call 0"),
+        (
+            {"masking": MaskingConfig(whole_word=True, max_ngram=10**6)},
+            "masking.max_ngram 1000000 is not from 1 to 100",
+        ),
         (LONG, "the run has 2,147,483,648 steps, which devices cannot count"),
     ],
 )

@@ -321,35 +321,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-# A disk, a network and a model that are slow: each takes longer than a step may.
-SLOW = """
-import runpy, sys, time
-from bert_jax.checkpoints import pretrained, sealed, states
-
-def slowly(module, name):
-    quick = getattr(module, name)
-    setattr(module, name, lambda *arguments, **options: (time.sleep(8), quick(*arguments, **options))[1])
-
-wait = states._Manager.wait_until_finished
-states._Manager.wait_until_finished = lambda self: (time.sleep(8), wait(self))
-for module, name in ((states, "restore_tree"), (states, "seal"), (pretrained, "save_tree")):
-    slowly(module, name)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_slow_saves_and_restores_are_no_hang(repository, data, tmp_path):
-    arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}", "--config.train.hang_seconds=6"]
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW)
-    for steps in (1, 2):
-        asked = [*arguments, f"--config.train.num_steps={steps}", "--config.eval.every_steps=0"]
-        errors = finish(processes.start(repository, asked, 2, script={0: str(script)}))
-        assert f"trained to step {steps}" in errors[0]
-    assert "resume from step 1" in errors[0]
-
-
 def test_a_run_in_which_nothing_ends_prints_its_stacks_and_ends(repository, data, tmp_path):
     arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}", "--config.train.hang_seconds=8"]
     script = tmp_path / "hanging.py"
