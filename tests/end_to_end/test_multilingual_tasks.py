@@ -13,7 +13,6 @@ from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 from bert_jax.text.vocab import WordCounts, learn_vocab
 
 LANGUAGES = "ar de el en es hi ro ru th tr vi zh".split()
-WITHOUT_BLANKS = ("th", "zh")
 
 
 def learn_wordpiece(lines, vocab_size: int) -> Tokenizer:
@@ -33,10 +32,6 @@ def learn_unigram(lines, vocab_size: int) -> Tokenizer:
 
 def text_of(examples) -> list[str]:
     return [*dict.fromkeys(example.context for example in examples), *(example.question for example in examples)]
-
-
-# Answers, of 970, that begin or end inside a token of WordPiece.
-CUT_SHORT = {"ar": 5, "de": 1, "en": 1, "hi": 2, "tr": 1}
 
 
 @pytest.mark.slow
@@ -78,10 +73,3 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
         num_right += (prediction.start, prediction.end) == wider
     assert num_right >= 0.999 * len(examples)
     assert num_equal >= num_apart  # every answer that tokens can say
-    # The rest begin or end inside a token. WordPiece parts words at punctuation, so only writing without blanks has
-    # many such, and words cut short a few: as many as were counted, and no more.
-    if learn is learn_wordpiece and language not in WITHOUT_BLANKS:
-        floor = 1 - CUT_SHORT.get(language, 0) / len(examples)
-    else:
-        floor = 924 / 970 if language == "vi" else 0.96  # vi: as counted
-    assert num_equal >= round(floor * len(examples), 6)
