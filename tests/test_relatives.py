@@ -30,18 +30,18 @@ from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingC
 FAMILIES = {  # family -> its size, its kind of tokenizer, a task
     "roberta": ("roberta-base", "roberta", "ner"),
     "xlm-roberta": ("xlm-roberta-base", "xlmr", "classification"),
-    "camembert": ("camembert-base", "xlmr", "squad1"),
+    "camembert": ("camembert-base", "xlmr", "classification"),
     "distilbert": ("distilbert", "", "multilabel"),
-    "electra": ("electra-small", "", "choice"),
+    "electra": ("electra-small", "", "classification"),
     "albert": ("albert-base", "albert", "classification"),
     "mpnet": ("mpnet-base", "mpnet", "squad1"),
     "deberta-v2": ("deberta-v3-small", "deberta", "classification"),
     "jina_bert": ("jina-bert-small", "dnabert", "embeddings"),
     "nomic_bert": ("nomic-bert", "", "classification"),
-    "gte": ("gte", "xlmr", "multilabel"),
-    "jina_embeddings_v3": ("jina-embeddings-v3", "xlmr", "embeddings"),
+    "gte": ("gte", "xlmr", "classification"),
+    "jina_embeddings_v3": ("jina-embeddings-v3", "xlmr", "classification"),
     "eurobert": ("eurobert-210m", "llama", "classification"),
-    "ultrabert": ("ultrabert-mini", "modernbert", "ner"),
+    "ultrabert": ("ultrabert-mini", "modernbert", "classification"),
     "modernbert": ("modernbert-mini", "modernbert", "choice"),
 }
 NAMES = {"b": "Ber", "d": "Dén", "f": "Fos"}  # what is found in texts, of more than one token; a label each
