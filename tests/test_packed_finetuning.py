@@ -89,22 +89,6 @@ def test_several_steps_a_call_and_devices_change_nothing_but_rounding(topics, st
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_run_that_was_begun_without_goes_on_without(packed, topics, start, tmp_path, capsys):
-    """Its config.json is as version 0.2 wrote it. What a run of today has chosen stays too."""
-    sections = {"train": FinetuneTrainConfig(num_epochs=0.5)}
-    run(topics, start, tmp_path / "old", "off", **sections)
-    path = tmp_path / "old" / "config.json"
-    before = json.loads(path.read_text())
-    assert before.pop("packed") is False and before["run"]["data"].pop("pack") == "off"
-    path.write_text(json.dumps(before))
-    capsys.readouterr()
-    run(topics, start, tmp_path / "old", "auto", **sections)
-    assert "rows padded to one length" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"another data\.pack"):
-        run(topics, start, tmp_path / "old", "on", **sections)
-
-
 def test_what_was_chosen_is_read_from_the_work_directory(tmp_path):
     assert was_packed(tmp_path) is None
     run = {"train": {"num_epochs": 1.0}, "data": {"batch_size": 8}}

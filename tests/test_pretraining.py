@@ -253,12 +253,14 @@ def test_a_damaged_config_of_a_run_is_deleted_and_written_again(finished, toy_da
     assert json.loads(path.read_text()) == json.loads(content)
 
 
-def test_a_model_without_its_seal_is_named_before_the_run_trains_on(finished, toy_data, tmp_path):
+@pytest.mark.parametrize("name", ["pretrained", "finetuned"])
+def test_a_model_without_its_seal_is_named_before_the_run_trains_on(finished, toy_data, tmp_path, name):
     shutil.copytree(finished[0], workdir := tmp_path / "run")
     (workdir / "pretrained" / SEAL).unlink()
+    (workdir / "pretrained").rename(workdir / name)
     records = (workdir / "metrics.jsonl").read_bytes()
     more = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=30))
-    with pytest.raises(InputError, match=r"pretrained lacks its checksums.json, .*; delete it, or move it away"):
+    with pytest.raises(InputError, match=rf"{name} lacks its checksums.json, .*; delete it, or move it away"):
         train(more, workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == records
 

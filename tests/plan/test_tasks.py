@@ -32,14 +32,6 @@ def config(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_fine_tuning_is_compiled(config, monkeypatch):
-    take_for_planned(monkeypatch, 1)
-    plan = plan_task(config, "v5e:1x1")
-    assert plan.fits and plan.compiled_flops > plan.model_flops
-    assert 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
-
-
 def take_for_planned(monkeypatch, count):
     """Has CPU devices and their compiler in place of a pod's."""
     for module in (planner, tasks):
