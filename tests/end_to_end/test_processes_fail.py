@@ -122,7 +122,7 @@ def test_one_that_dies_or_hangs_ends_the_others_with_its_number(repository, data
     running[1].kill()
     running[1].communicate()
     assert running[0].returncode == 75, error
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    (lines,) = told([error])
     assert len(lines) == 1 and lines[0].startswith("error: process 1 (") and "resumes" in lines[0], error
     assert "Traceback" not in error
     # What was saved is whole: one process goes on from it.
@@ -154,7 +154,7 @@ def test_the_first_one_stopped_ends_the_others(repository, data, tmp_path):
         running[0].kill()
         running[0].communicate()
     assert time.monotonic() - began < SOON and running[1].returncode == 75, error
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    (lines,) = told([error])
     assert len(lines) == 1 and lines[0].startswith("error: process 0 has not answered for"), error
 
 
@@ -178,7 +178,7 @@ def test_one_that_wakes_when_the_others_have_ended_says_so(repository, data, tmp
     running[1].send_signal(signal.SIGCONT)
     error = running[1].communicate(timeout=SOON)[1]
     assert running[1].returncode == 75, error
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    (lines,) = told([error])
     assert len(lines) == 1 and "process 0" in lines[0] and "resumes from the last checkpoint" in lines[0], error
     assert "Fatal" not in error and "Traceback" not in error, error
 
@@ -188,7 +188,7 @@ def test_one_of_two_alone_says_so_in_one_line(repository, data, tmp_path):
     running[1].kill()
     error = running[0].communicate(timeout=SOON)[1]
     assert running[0].returncode == 1
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    (lines,) = told([error])
     assert len(lines) == 1 and "not all of 2 processes came together" in lines[0] and "10 s" in lines[0], error
     assert "Check failure stack trace" not in error and "Traceback" not in error
 
