@@ -89,10 +89,8 @@ def encode_table(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
 
     for number, (key, value) in enumerate(pairs, start=1):
         block.add(key, value)
-        if number == len(pairs):
-            index.add(_successor(key), append(block))
-        elif block.size >= _BLOCK_BYTES:
-            index.add(_separator(key, pairs[number][0]), append(block))
+        if number == len(pairs) or block.size >= _BLOCK_BYTES:
+            index.add(key, append(block))  # LevelDB writes a shorter key that parts the blocks, too
             block = _Block(_RESTART_INTERVAL)
     handles = append(_Block(restart_interval=1)) + append(index)  # the first is the empty metaindex
     return bytes(table) + _footer(handles)
@@ -130,22 +128,6 @@ def _num_shared(first: bytes, second: bytes) -> int:
     """Returns the length of the common prefix."""
     different = (index for index, (one, other) in enumerate(zip(first, second)) if one != other)
     return next(different, min(len(first), len(second)))
-
-
-def _separator(low: bytes, high: bytes) -> bytes:
-    """Returns a short key k with `low` <= k < `high`; the index of blocks stores it for a block."""
-    length = _num_shared(low, high)
-    if length < min(len(low), len(high)) and low[length] + 1 < high[length]:
-        return low[:length] + bytes([low[length] + 1])
-    return low
-
-
-def _successor(key: bytes) -> bytes:
-    """Returns a short key that is not below `key`."""
-    for index, byte in enumerate(key):
-        if byte < 0xFF:
-            return key[:index] + bytes([byte + 1])
-    return key
 
 
 def _footer(handles: bytes) -> bytes:
