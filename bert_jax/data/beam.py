@@ -11,9 +11,10 @@ import contextlib
 import dataclasses
 import logging
 import re
+import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.storage.files import JsonObject
-from bert_jax.storage.places import RemotePath, to_place, upload_directory
+from bert_jax.storage.places import RemotePath, to_place
 from bert_jax.storage.writing import WRITTEN_LAST
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
@@ -50,42 +51,63 @@ def prepare_with_beam(
     tokenizer: str,
     output: str,
     options: PrepareOptions,
-    pipeline_options: list[str],
+    pipeline_options: str,
     text_column: str = corpus.TEXT_COLUMN,
 ) -> JsonObject:
     """Returns the manifest of the data set that `output`, a new directory or URL, then holds.
 
-    It is byte for byte what `prepare.prepare` makes of the same text, tokenizer and options. `pipeline_options` are
-    Beam's, as on a command line. On other machines, `inputs` and `output` must be URLs or on a disk that all share.
+    It is byte for byte what `prepare.prepare` makes of the same text, tokenizer and options. `pipeline_options` are as
+    in `run_pipeline`.
 
     Raises: InputError for unusable inputs or options, and if `output` is there.
     """
     options.validate()
+    loaded = load_tokenizer(tokenizer)
+    started = time.monotonic()
+    names = corpus.public_names(inputs)
+
+    def build(pipeline: Any, target: str) -> None:
+        job = _Job(target, options, loaded, text_column, names)
+        _build(pipeline, corpus.list_sources(inputs), job)
+
+    manifest = run_pipeline(output, pipeline_options, build)
+    summary.say_summary(manifest, time.monotonic() - started)
+    return manifest
+
+
+def run_pipeline(
+    output: str, pipeline_options: str, build: Callable[[Any, str], None]
+) -> JsonObject:
+    """Returns the manifest of the data set that a pipeline writes to `output`, a new directory or URL.
+
+    `pipeline_options` are Beam's, as on a command line. `build` adds all steps to a pipeline, given the place of the
+    output. On other machines, inputs and output must be URLs or on a disk that all share.
+
+    Raises: InputError for unusable options, if a step does, and if `output` is there.
+    """
     remote = urls.is_remote(output)
     if to_place(output).exists():
         raise InputError(
             f"output {output} exists; a pipeline does not go on from what is there: choose a new place"
         )
-    loaded = load_tokenizer(tokenizer)
-    started = time.monotonic()
     target = output.rstrip("/") if remote else str(Path(output).resolve())
-    job = _Job(target, options, loaded, text_column, corpus.public_names(inputs))
     with contextlib.nullcontext() if remote else building.alone(Path(output)):
         try:
             with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
-                _build(pipeline, corpus.list_sources(inputs), job)
+                build(pipeline, target)
         except Exception as error:  # runners wrap the errors of steps in their own
             if not remote:
                 building.remove_unfinished(Path(output))
             raise _unwrap(error) from error
-    manifest = files.read_json(urls.local_copy(f"{job.output}/{records.MANIFEST}"))
-    summary.say_summary(manifest, time.monotonic() - started)
-    return manifest
+    return files.read_json(urls.local_copy(f"{target}/{records.MANIFEST}"))
 
 
-def _parse(arguments: list[str]) -> PipelineOptions:
+def _parse(shown: str) -> PipelineOptions:
     """Returns Beam's options. Raises: InputError if a value is wrong, or if Beam's own runner has no such option."""
-    shown = " ".join(arguments)
+    try:
+        arguments = shlex.split(shown)
+    except ValueError as error:
+        raise InputError(f"pipeline_options {shown!r} cannot be read: {error}; close it") from None
     try:
         options = PipelineOptions(arguments, save_main_session=False)
         known = options.get_all_options()
@@ -193,7 +215,7 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
             plan,
             beam.pvalue.AsList(shards.made),
             beam.pvalue.AsSingleton(different | "all lines" >> beam.CombineGlobally(sum)),
-            beam.pvalue.AsSingleton(shards.counts | "all tokens" >> beam.CombineGlobally(_add)),
+            beam.pvalue.AsSingleton(shards.counts | "all tokens" >> beam.CombineGlobally(add)),
         )
     )
 
@@ -269,7 +291,7 @@ def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -
     united = pieces.unite(np.frombuffer(documents, pieces.DOCUMENT), shard.passage)
     bounds, counts = pieces.order_documents(united, np.frombuffer(sentences, np.int32))
     ids = np.frombuffer(tokens, np.min_scalar_type(job.tokenizer.vocab_size - 1))
-    with _output_folder(job) as folder:
+    with output_folder(job.output) as folder:
         made, token_counts = prepare.make_shard(
             folder, shard, job.options, job.tokenizer, ids, bounds, counts
         )
@@ -283,7 +305,8 @@ def _count_different(group: tuple[int, Iterable[bytes]]) -> int:
     return len(np.unique(np.frombuffer(b"".join(group[1]), np.uint64)))
 
 
-def _add(arrays: Iterable[np.ndarray]) -> Any:
+def add(arrays: Iterable[np.ndarray]) -> Any:
+    """Returns the sum of arrays."""
     return sum(arrays)
 
 
@@ -309,7 +332,7 @@ def _finish(
         ),
     }
     results = [result for _, result in sorted(made, key=lambda result: result[0])]
-    with _output_folder(job) as folder:
+    with output_folder(job.output) as folder:
         job.tokenizer.save(folder / records.TOKENIZER)
         prepare.finish(
             folder,
@@ -324,11 +347,14 @@ def _finish(
 
 
 @contextlib.contextmanager
-def _output_folder(job: _Job) -> Iterator[Path]:
+def output_folder(output: str) -> Iterator[Path]:
     """Yields a directory whose files are in the output when the block ends: that itself, or one to copy to a URL."""
-    if not urls.is_remote(job.output):
-        yield Path(job.output)
+    if not urls.is_remote(output):
+        yield Path(output)
         return
     with tempfile.TemporaryDirectory() as temporary:
         yield Path(temporary)
-        upload_directory(Path(temporary), RemotePath(job.output), WRITTEN_LAST)
+        # What others have written there stays.
+        made = [path for path in Path(temporary).rglob("*") if path.is_file()]
+        for path in sorted(made, key=lambda path: path.name in WRITTEN_LAST):
+            (RemotePath(output) / path.relative_to(temporary).as_posix()).put(path)

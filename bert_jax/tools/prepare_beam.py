@@ -14,11 +14,8 @@ on Dataflow; Beam's options can choose Flink or Spark instead. Their workers nee
 an image that has both. All workers must be able to reach the inputs and the output.
 """
 
-import shlex
-
 from absl import flags
 
-from bert_jax.errors import InputError
 from bert_jax.tools import cli
 from bert_jax.tools.shared_flags import define_options, define_text_column
 
@@ -40,16 +37,10 @@ _read_options = define_options()
 
 def main() -> None:
     """Prepares the data set that the flags describe."""
-    try:
-        pipeline_options = shlex.split(_PIPELINE_OPTIONS.value)
-    except ValueError as error:
-        raise InputError(
-            f"pipeline_options {_PIPELINE_OPTIONS.value!r} cannot be read: {error}; close it"
-        ) from None
     from bert_jax.data.beam import prepare_with_beam  # an extra, and slow to import
 
     arguments = (_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options())
-    prepare_with_beam(*arguments, pipeline_options, _TEXT_COLUMN.value)
+    prepare_with_beam(*arguments, _PIPELINE_OPTIONS.value, _TEXT_COLUMN.value)
 
 
 if __name__ == "__main__":

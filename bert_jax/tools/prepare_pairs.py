@@ -8,6 +8,9 @@ compressed), a directory with training data, hf://datasets/ORG/NAME, SQuAD's fil
 those of finetune:embeddings. JSON lines, TSV and Parquet are read a part at a time. An epoch takes each example once,
 or with --weights as many in all, divided over the sources by these. The output depends on the inputs and the options,
 not on --workers. The same command continues a run that was stopped.
+
+With --pipeline_options Apache Beam prepares them on many machines, as `prepare_beam` does text: a worker reads a file.
+The data set has the same bytes; all workers must be able to reach the inputs and the output, which must not exist.
 """
 
 from absl import flags
@@ -37,6 +40,11 @@ NEGATIVE_COLUMNS = flags.DEFINE_string(
     "negative_columns", "", "columns of hard negatives, separated by commas"
 )
 WORKERS = flags.DEFINE_integer("workers", 0, "number of processes; 0 uses all cores")
+PIPELINE_OPTIONS = flags.DEFINE_string(
+    "pipeline_options",
+    "",
+    "Apache Beam's options in one string, such as --runner=NAME: its workers prepare the pairs",
+)
 
 
 def main() -> None:
@@ -50,21 +58,23 @@ def main() -> None:
         label_column=LABEL_COLUMN.value,
         negative_columns=NEGATIVE_COLUMNS.value,
     )
+    if PIPELINE_OPTIONS.value and WORKERS.value:
+        raise InputError("--workers are for one machine, and a pipeline has its own; leave one out")
     try:
         weights = [float(weight) for weight in WEIGHTS.value]
     except ValueError:
         raise InputError(
             f"--weights={','.join(WEIGHTS.value)} are not numbers; correct them"
         ) from None
-    prepare_pairs(
-        INPUT.value,
-        TOKENIZER.value,
-        OUTPUT.value,
-        options,
-        names=NAMES.value,
-        weights=weights,
-        num_workers=WORKERS.value,
-    )
+    arguments = INPUT.value, TOKENIZER.value, OUTPUT.value, options
+    if PIPELINE_OPTIONS.value:
+        from bert_jax.tasks.embeddings.beam import (
+            prepare_pairs_with_beam,  # an extra, and slow to import
+        )
+
+        prepare_pairs_with_beam(*arguments, PIPELINE_OPTIONS.value, NAMES.value, weights)
+    else:
+        prepare_pairs(*arguments, NAMES.value, weights, WORKERS.value)
 
 
 if __name__ == "__main__":

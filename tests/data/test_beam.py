@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.storage.places import to_place
 from tests.data.test_prepare import ENDINGS, WORDS, contents, write_text
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
@@ -49,26 +51,38 @@ def test_a_pipeline_cuts_the_same_passages(tmp_path, flags, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "remote"),
+    "options",
     [
-        pytest.param(options, remote, marks=needs_beam)
-        for options, remote in [
-            (["--shards=3"], False),
-            (["--shards=2", "--pack=3"], True),
-            (["--next_sentence=none", "--pack=4"], False),
-            (["--next_sentence=none", "--holdout_rate=0"], False),
-        ]
+        pytest.param(options, marks=needs_beam)
+        for options in (
+            ["--shards=3"],
+            ["--shards=2", "--pack=3"],
+            ["--next_sentence=none", "--pack=4"],
+            ["--next_sentence=none", "--holdout_rate=0"],
+        )
     ],
 )
-def test_a_pipeline_makes_the_same_bytes(tmp_path, flags, options, remote):
+def test_a_pipeline_makes_the_same_bytes(tmp_path, flags, options):
     flags = [*flags, *OPTIONS, *options]
     done = run_tool("prepare_corpus", *flags, f"--output={tmp_path}/one", "--workers=1")
     assert done.returncode == 0, done.stderr
-    output = f"file://{tmp_path}/other" if remote else f"{tmp_path}/other"
-    done = run_tool("prepare_beam", *flags, f"--output={output}", TWO_WORKERS)
+    done = run_tool("prepare_beam", *flags, f"--output={tmp_path}/other", TWO_WORKERS)
     assert done.returncode == 0, done.stderr
     assert "exact copies: 80 documents" in done.stderr
     assert contents(tmp_path / "other") == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize("shards", [pytest.param(3, marks=needs_beam)])
+def test_in_a_bucket_a_worker_leaves_alone_what_others_have_written(tmp_path, flags, shards):
+    from bert_jax.data.beam import prepare_with_beam
+
+    inputs, tokenizer = (flag.partition("=")[2] for flag in flags)
+    options = PrepareOptions(max_seq_length=32, duplicates=1, shards=shards)
+    threads = "--direct_num_workers=2 --direct_running_mode=multi_threading"
+    prepare(inputs, tokenizer, str(tmp_path / "one"), options, num_workers=1)
+    prepare_with_beam(inputs, tokenizer, f"memory://{tmp_path.name}", options, threads)
+    for name, content in contents(tmp_path / "one").items():
+        assert (to_place(f"memory://{tmp_path.name}") / str(name)).read_bytes() == content
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
@@ -51,8 +51,8 @@ SHARD_BYTES = 128 << 20
 _EXAMPLES_AT_ONCE = 8192  # that are read and tokenized together
 _ROWS_AT_ONCE = 4096
 # An example of a file that was read: where its tokens and texts begin, how many texts it has.
-_EXAMPLE = np.dtype([("tokens", "<i8"), ("texts", "<i8"), ("count", "<u2")])
-_TEXT = np.dtype([("length", "<u2"), ("hash", "<u8"), ("score", "<f4")])
+EXAMPLE = np.dtype([("tokens", "<i8"), ("texts", "<i8"), ("count", "<u2")])
+TEXT = np.dtype([("length", "<u2"), ("hash", "<u8"), ("score", "<f4")])
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PairOptions(Section):
         )
 
 
-class _Counts(NamedTuple):
+class Counts(NamedTuple):
     """What is known of some examples."""
 
     examples: int = 0
@@ -102,11 +102,11 @@ class _Counts(NamedTuple):
     smallest_score: float = 0.0
     positive: int = 0  # the hash of the positive, if all have the same; else 0
 
-    def and_of(self, other: "_Counts") -> "_Counts":
+    def and_of(self, other: "Counts") -> "Counts":
         """Returns what is known of these examples and of others."""
         if not self.examples:
             return other
-        return _Counts(
+        return Counts(
             examples=self.examples + other.examples,
             texts=self.texts + other.texts,
             tokens=self.tokens + other.tokens,
@@ -142,76 +142,64 @@ def prepare_pairs(
     options.validate()
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
-    given = [part for part in files.split_places(inputs) if part]
-    names = names or [_name_of(source) for source in given]
-    _check_sources(given, names, weights)
+    sources = Sources.of(inputs, names, weights)
     if urls.is_remote(output):
         rest = names, weights, num_workers
         return uploaded(output, lambda path: prepare_pairs(inputs, tokenizer, path, options, *rest))
     path, loaded = Path(output), load_tokenizer(tokenizer)
-    places = [_places_of(source) for source in given]
-    identity = {
-        "format": records.PAIRS,
-        "version": records.VERSION,
-        "options": dataclasses.asdict(options) | {"names": list(names), "weights": list(weights)},
-        "input": _fingerprint(places),
-        "tokenizer": loaded.fingerprint,
-    }
+    identity = identity_of(options, sources, map(digest_of, sources.files), loaded)
     if manifest := finished_manifest(path, identity):
         return manifest
     started = time.monotonic()
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, options, loaded.fingerprint)
-        manifest = _prepare(job, places, identity, num_workers)
+        manifest = _prepare(job, sources, identity, num_workers)
+    say_pairs(manifest, time.monotonic() - started)
+    return manifest
+
+
+def say_pairs(manifest: JsonObject, seconds: float) -> None:
+    """Says what prepared pairs hold."""
     row, figures = manifest["row"], manifest["figures"]
-    seconds = time.monotonic() - started
     texts = f"{figures['texts']:,} texts, {figures['truncated']:,} of them cut"
     rows = f"rows of {row['length']} tokens and at most {row['max_sequences']} texts"
     say(f"{figures['examples']:,} examples of {texts}, in {rows}; {seconds:.0f} s")
     for source in manifest["sources"]:
         weight = f", weight {source['weight']:g}" if source["weight"] else ""
         say(f"  {source['name']}: {source['rows']:,}{weight}")
-    return manifest
 
 
-def _prepare(
-    job: "_Job", places: Sequence[Sequence[str]], identity: JsonObject, num_workers: int
-) -> JsonObject:
+def _prepare(job: "_Job", sources: "Sources", identity: JsonObject, num_workers: int) -> JsonObject:
     """Returns the manifest, after writing the shards and it."""
-    tokenizer, every = job.tokenizer(), [place for own in places for place in own]
+    tokenizer = job.tokenizer()
     with task_runner(num_workers) as run:
-        pieces = run(functools.partial(_make_piece, job), list(enumerate(every)), "files")
-        _check_alike(every, pieces)
-        counts = functools.reduce(_Counts.and_of, pieces)
-        if counts.positive:
-            raise InputError(
-                f"all examples of {every[0]} have the same positive; check --second_text_column"
-            )
-        layout = _Layout(
-            row_length=counts.longest,
-            max_texts=counts.most,
-            ends=tuple(np.cumsum([piece.examples for piece in pieces]).tolist()),
-        )
-        source_ends = np.cumsum([len(own) for own in places]) - 1
-        ends = [layout.ends[last] for last in source_ends.tolist()]
-        shards = _shards(ends, layout.dtype(tokenizer).itemsize)
-        made = run(functools.partial(_make_shard, job, layout), shards, "shards")
-    lengths = [np.load(job.work / f"lengths-{shard.name}") for shard in shards]
-    where = job.path / records.LENGTHS
-    writing.write_array(where, np.concatenate(lengths))
+        pieces = run(functools.partial(_make_piece, job), list(enumerate(sources.files)), "files")
+        plan = Plan.of(sources, pieces, tokenizer)
+        made = run(functools.partial(_make_shard, job, plan), list(plan.shards), "shards")
+    lengths = [np.load(job.work / f"lengths-{shard.name}") for shard in plan.shards]
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for number in range(len(every)):
+    for number in range(len(pieces)):
         token_counts += np.load(job.work / f"counts-{number:05d}.npy")
-    sources, pieces_left = [], iter(pieces)
-    options = identity["options"]
-    weights = options["weights"] or [0.0] * len(places)
-    for name, weight, own in zip(options["names"], weights, places):
-        rows = sum(next(pieces_left).examples for _ in own)
-        sources.append(Source(name, rows, weight)._asdict())
+    return finish(job.path, tokenizer, identity, plan, made, np.concatenate(lengths), token_counts)
+
+
+def finish(
+    path: Path,
+    tokenizer: Tokenizer,
+    identity: JsonObject,
+    plan: "Plan",
+    made: list[JsonObject],
+    lengths: np.ndarray,
+    token_counts: np.ndarray,
+) -> JsonObject:
+    """Returns the manifest of a directory that has the shards `made`, after writing all other files."""
+    counts = plan.counts
+    where = path / records.LENGTHS
+    writing.write_array(where, lengths)
     return records.finish_dataset(
-        path=job.path,
+        path=path,
         identity=identity,
-        row={"length": layout.row_length, "max_sequences": layout.max_texts},
+        row={"length": counts.longest, "max_sequences": counts.most},
         tokenizer=tokenizer,
         splits={
             "train": {"sequences": counts.examples, "shards": made},
@@ -225,7 +213,7 @@ def _prepare(
             "bytes": where.stat().st_size,
             "sha256": files.sha256_file(where),
         },
-        sources=sources,
+        sources=[source._asdict() for source in plan.sources],
         graded=counts.graded,
         alone=counts.alone,
         taught=counts.taught,
@@ -235,7 +223,45 @@ def _prepare(
     )
 
 
+def identity_of(
+    options: PairOptions, sources: "Sources", digests: Iterable[str], tokenizer: Tokenizer
+) -> JsonObject:
+    """Returns what decides the contents, given the `digest_of` each file."""
+    left = iter(digests)
+    digest = hashlib.sha256()
+    for own in sources.places:
+        digest.update("".join([next(left) for _ in own]).encode() + b"/")
+    named = {"names": list(sources.names), "weights": list(sources.weights)}
+    return {
+        "format": records.PAIRS,
+        "version": records.VERSION,
+        "options": dataclasses.asdict(options) | named,
+        "input": digest.hexdigest(),
+        "tokenizer": tokenizer.fingerprint,
+    }
+
+
 # Sources
+
+
+class Sources(NamedTuple):
+    """The sources of pairs, as many of each."""
+
+    names: Sequence[str]
+    weights: Sequence[float]  # or none
+    places: Sequence[Sequence[str]]  # what of each is read by itself: its files, or itself
+
+    @classmethod
+    def of(cls, inputs: str, names: Sequence[str], weights: Sequence[float]) -> "Sources":
+        """Returns the sources that `inputs` names. Raises: InputError as `prepare_pairs`."""
+        given = [part for part in files.split_places(inputs) if part]
+        names = names or [_name_of(source) for source in given]
+        _check_sources(given, names, weights)
+        return cls(names, weights, [_places_of(source) for source in given])
+
+    @property
+    def files(self) -> list[str]:
+        return [place for own in self.places for place in own]
 
 
 def _name_of(source: str) -> str:
@@ -269,22 +295,16 @@ def _places_of(source: str) -> list[str]:
     return [found] if found.startswith("tfds:") else files.expand_globs(found)
 
 
-def _fingerprint(places: Sequence[Sequence[str]]) -> str:
-    """Returns a sha256 of the contents of all files, or of the names of what is no file."""
-    digest = hashlib.sha256()
-    for own in places:
-        for place in own:
-            if place.startswith("tfds:") or is_squad(place):
-                digest.update(f"{place} ".encode())
-                continue
-            folder = beir_place(place, "train")
-            for each in readers.files_in(folder, "**") if folder else [place]:
-                digest.update(f"{files.sha256_file(urls.local_copy(each))} ".encode())
-        digest.update(b"/")
-    return digest.hexdigest()
+def digest_of(place: str) -> str:
+    """Returns sums of the contents of files, or the name of what is no file."""
+    if place.startswith("tfds:") or is_squad(place):
+        return f"{place} "
+    folder = beir_place(place, "train")
+    found = readers.files_in(folder, "**") if folder else [place]
+    return "".join(f"{files.sha256_file(urls.local_copy(each))} " for each in found)
 
 
-def _check_alike(places: Sequence[str], pieces: "Sequence[_Counts]") -> None:
+def _check_alike(places: Sequence[str], pieces: "Sequence[Counts]") -> None:
     """Raises: InputError if a file has no example, or examples of another kind than the first."""
     for place, piece in zip(places, pieces):
         if not piece.examples:
@@ -311,7 +331,7 @@ class _Job:
         return load_once(str(self.path / records.TOKENIZER), self.fingerprint)
 
 
-class _Shard(NamedTuple):
+class Shard(NamedTuple):
     """A shard: the examples first, first + 1, ..., last - 1 of all."""
 
     name: str
@@ -319,7 +339,7 @@ class _Shard(NamedTuple):
     last: int
 
 
-def _shards(ends: Sequence[int], row_bytes: int) -> list[_Shard]:
+def _shards(ends: Sequence[int], row_bytes: int) -> list[Shard]:
     """Returns shards of about the same size, each with examples of one source, which end at `ends`."""
     parts, start = [], 0
     for end in ends:
@@ -328,47 +348,66 @@ def _shards(ends: Sequence[int], row_bytes: int) -> list[_Shard]:
         parts += itertools.pairwise(edges)
         start = end
     return [
-        _Shard(records.shard_name("train", index, len(parts)), first, last)
+        Shard(records.shard_name("train", index, len(parts)), first, last)
         for index, (first, last) in enumerate(parts)
     ]
 
 
-class _Layout(NamedTuple):
-    """The shape of rows, and where the examples of each file end among all."""
+class Plan(NamedTuple):
+    """What follows from the counts of all files."""
 
-    row_length: int
-    max_texts: int
-    ends: tuple[int, ...]
+    counts: Counts
+    sources: Sequence[Source]
+    ends: Sequence[int]  # where the examples of each file end among all
+    shards: Sequence[Shard]
+
+    @classmethod
+    def of(cls, sources: Sources, pieces: Sequence[Counts], tokenizer: Tokenizer) -> "Plan":
+        """Returns the plan. Raises: InputError if files do not go together."""
+        _check_alike(sources.files, pieces)
+        counts = functools.reduce(Counts.and_of, pieces)
+        if counts.positive:
+            raise InputError(
+                f"all examples of {sources.files[0]} have the same positive; check --second_text_column"
+            )
+        ends = np.cumsum([piece.examples for piece in pieces]).tolist()
+        source_ends = [ends[last - 1] for last in np.cumsum(list(map(len, sources.places)))]
+        starts = [0, *source_ends]
+        weights = sources.weights or [0.0] * len(sources.names)
+        of_sources = [
+            Source(name, end - start, weight)
+            for name, weight, start, end in zip(sources.names, weights, starts, source_ends)
+        ]
+        plan = cls(counts, of_sources, ends, ())
+        shards = _shards(source_ends, plan.dtype(tokenizer).itemsize)
+        return plan._replace(shards=tuple(shards))
 
     def dtype(self, tokenizer: Tokenizer) -> np.dtype:
-        return records.pair_dtype(self.row_length, self.max_texts, tokenizer.vocab_size)
+        return records.pair_dtype(self.counts.longest, self.counts.most, tokenizer.vocab_size)
 
 
-class _Arrays(NamedTuple):
+class Arrays(NamedTuple):
     """Some examples of a file as arrays."""
 
     tokens: np.ndarray  # the ids of all texts, one after the other
-    texts: np.ndarray  # `_TEXT`
-    examples: np.ndarray  # `_EXAMPLE`
+    texts: np.ndarray  # `TEXT`
+    examples: np.ndarray  # `EXAMPLE`
 
 
-def _make_piece(job: _Job, task: tuple[int, str]) -> _Counts:
+def _make_piece(job: _Job, task: tuple[int, str]) -> Counts:
     """Writes the examples of a file as arrays of ids, and returns counts of them."""
     number, place = task
-    finished, form = job.work / f"piece-{number:05d}.json", get_type_hints(_Counts)
+    finished, form = job.work / f"piece-{number:05d}.json", get_type_hints(Counts)
     with contextlib.suppress(InputError):  # a file that was not finished is read again
-        return _Counts(**schema.read_record(finished, schema.record(form), ""))
-    tokenizer, counts = job.tokenizer(), _Counts()
+        return Counts(**schema.read_record(finished, schema.record(form), ""))
+    tokenizer, counts = job.tokenizer(), Counts()
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     with contextlib.ExitStack() as stack:
         streams = []
-        for kind in _Arrays._fields:
+        for kind in Arrays._fields:
             whole = writing.atomic_path(job.work / f"{kind}-{number:05d}")
             streams.append(stack.enter_context(open(stack.enter_context(whole), "wb")))
-        for examples in read_parts(job.options.task(), place, _EXAMPLES_AT_ONCE):
-            if not examples:
-                continue
-            arrays, own = _arrays(examples, job.options.task(), tokenizer)
+        for arrays, own in parts_of(job.options.task(), place, tokenizer):
             arrays.examples["texts"] += counts.texts
             arrays.examples["tokens"] += counts.tokens
             for stream, array in zip(streams, arrays):
@@ -381,9 +420,18 @@ def _make_piece(job: _Job, task: tuple[int, str]) -> _Counts:
     return counts
 
 
+def parts_of(
+    config: TaskConfig, place: str, tokenizer: Tokenizer
+) -> Iterator[tuple[Arrays, Counts]]:
+    """Yields the examples of a file, some thousand at a time, and what is known of them."""
+    for examples in read_parts(config, place, _EXAMPLES_AT_ONCE):
+        if examples:
+            yield _arrays(examples, config, tokenizer)
+
+
 def _arrays(
     examples: Sequence[TextsExample], config: TaskConfig, tokenizer: Tokenizer
-) -> tuple[_Arrays, _Counts]:
+) -> tuple[Arrays, Counts]:
     """Returns examples as arrays, and what is known of them."""
     uses = []  # of each text: whether it is a query, and the text
     for example in examples:
@@ -393,7 +441,7 @@ def _arrays(
     except TextError as error:
         places = [each.where for each in examples if any(error.text in text for text in each.texts)]
         raise error.at(places[0] if places else "a text") from None
-    texts = np.zeros(len(uses), _TEXT)
+    texts = np.zeros(len(uses), TEXT)
     scores: list[float] = []
     for example in examples:
         scores += _scores(example)
@@ -402,14 +450,14 @@ def _arrays(
         lengths.append(len(fitted[use].token_ids))
         hashes.append(_hash(fitted[use].known))
     texts["length"], texts["hash"], texts["score"] = lengths, hashes, scores
-    table = np.zeros(len(examples), _EXAMPLE)
+    table = np.zeros(len(examples), EXAMPLE)
     table["count"] = [len(example.texts) for example in examples]
     ends = np.cumsum(table["count"], dtype=np.int64)
     table["texts"] = ends - table["count"]
     bounds = np.concatenate([[0], np.cumsum(texts["length"], dtype=np.int64)])
     table["tokens"] = bounds[table["texts"]]
     positives = np.unique(texts["hash"][table["texts"] + 1])
-    counts = _Counts(
+    counts = Counts(
         examples=len(examples),
         texts=len(uses),
         tokens=int(bounds[-1]),
@@ -425,7 +473,7 @@ def _arrays(
     )
     ids = np.min_scalar_type(tokenizer.vocab_size - 1)
     tokens = np.concatenate([fitted[use].token_ids for use in uses]).astype(ids)
-    return _Arrays(tokens, texts, table), counts
+    return Arrays(tokens, texts, table), counts
 
 
 def _scores(example: TextsExample) -> list[float]:
@@ -443,19 +491,19 @@ def _hash(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1
 
 
-def _make_shard(job: _Job, layout: _Layout, shard: _Shard) -> JsonObject:
+def _make_shard(job: _Job, plan: Plan, shard: Shard) -> JsonObject:
     """Writes a shard and the lengths of its texts, and returns its record in the manifest."""
     finished = job.work / f"{shard.name}.json"
     if (made := records.read_part(finished, ("file",))) is not None:
         return made["file"]
     tokenizer = job.tokenizer()
-    dtype, lengths = layout.dtype(tokenizer), []
+    dtype, lengths = plan.dtype(tokenizer), []
 
     def chunks() -> Iterator[np.ndarray]:
         for first in range(shard.first, shard.last, _ROWS_AT_ONCE):
             rows = np.zeros(min(_ROWS_AT_ONCE, shard.last - first), dtype)
             rows["token_ids"] = tokenizer.pad_id
-            _fill(job.work, layout, rows, first)
+            _fill(job.work, plan.ends, rows, first)
             lengths.append(rows["lengths"].copy())
             yield rows
 
@@ -466,27 +514,34 @@ def _make_shard(job: _Job, layout: _Layout, shard: _Shard) -> JsonObject:
     return record
 
 
-def _fill(work: Path, layout: _Layout, rows: np.ndarray, first: int) -> None:
+def _fill(work: Path, ends: Sequence[int], rows: np.ndarray, first: int) -> None:
     """Writes the examples first, first + 1, ... of all into rows, from the files that hold them."""
     ids, done = rows.dtype["token_ids"].base, 0
     while done < len(rows):
-        piece = int(np.searchsorted(layout.ends, first + done, side="right"))
-        start = first + done - (layout.ends[piece - 1] if piece else 0)
-        count = min(len(rows) - done, layout.ends[piece] - first - done)
-        examples = _read(work / f"examples-{piece:05d}", _EXAMPLE, start, count)
+        piece = int(np.searchsorted(ends, first + done, side="right"))
+        start = first + done - (ends[piece - 1] if piece else 0)
+        count = min(len(rows) - done, ends[piece] - first - done)
+        examples = _read(work / f"examples-{piece:05d}", EXAMPLE, start, count)
         begin = int(examples["texts"][0])
         end = int(examples["texts"][-1] + examples["count"][-1])
-        texts = _read(work / f"texts-{piece:05d}", _TEXT, begin, end - begin)
+        texts = _read(work / f"texts-{piece:05d}", TEXT, begin, end - begin)
         before, size = int(examples["tokens"][0]), int(texts["length"].sum(dtype=np.int64))
         token_ids = _read(work / f"tokens-{piece:05d}", ids, before, size)
-        for row, example in zip(rows[done : done + count], examples):
-            own = texts[example["texts"] - begin :][: example["count"]]
-            at, size = example["tokens"] - before, int(own["length"].sum())
-            row["token_ids"][:size] = token_ids[at : at + size]
-            row["lengths"][: len(own)] = own["length"]
-            row["texts"][: len(own)] = own["hash"]
-            row["scores"][: len(own) - 1] = own["score"][1:]
+        fill_rows(rows[done : done + count], Arrays(token_ids, texts, examples))
         done += count
+
+
+def fill_rows(rows: np.ndarray, arrays: Arrays) -> None:
+    """Writes examples into rows that are empty. The arrays begin with the first of them."""
+    first = arrays.examples[0]
+    for row, example in zip(rows, arrays.examples):
+        own = arrays.texts[example["texts"] - first["texts"] :][: example["count"]]
+        at = example["tokens"] - first["tokens"]
+        size = int(own["length"].sum())
+        row["token_ids"][:size] = arrays.tokens[at : at + size]
+        row["lengths"][: len(own)] = own["length"]
+        row["texts"][: len(own)] = own["hash"]
+        row["scores"][: len(own) - 1] = own["score"][1:]
 
 
 def _read(path: Path, dtype: np.dtype, start: int, count: int) -> np.ndarray:
