@@ -2,10 +2,9 @@
 """Checkpoints in an object store that refuses."""
 
 import jax
-import numpy as np
 import pytest
 from buckets import behind_a_front, variables
-from builders import message
+from builders import assert_same, message
 
 from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.errors import InputError
@@ -40,7 +39,7 @@ def test_a_save_that_a_predecessor_goes_on_writing_harms_nothing(bucket_server, 
         with Checkpoints(to_place(url)) as checkpoints:
             restored = checkpoints.restore(jax.eval_shape(lambda: state_of(0)))
             assert not restored.passed_over
-            np.testing.assert_array_equal(restored.state["a"], state_of(2)["a"])
+            assert_same(restored.state["a"], state_of(2)["a"])
 
 
 @pytest.mark.slow
@@ -71,7 +70,7 @@ def test_a_refused_save_is_one_line_and_what_was_saved_stays(bucket_server, buck
         assert "Traceback" not in capfd.readouterr().err
         with Checkpoints(directory) as checkpoints:  # the next run
             restored = checkpoints.restore(jax.eval_shape(lambda: state_of(0)))
-            np.testing.assert_array_equal(restored.state["a"], state_of(1)["a"])
+            assert_same(restored.state["a"], state_of(1)["a"])
             checkpoints.save(2, state_of(2))
             checkpoints.close()
             assert checkpoints.steps() == [1, 2]

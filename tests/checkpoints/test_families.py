@@ -312,8 +312,8 @@ def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language
     whole = complete(start, TaskObjective(start.config, HEADS["sequence_classification"], 3), seed=0)
     assert whole.notes == ("it has no classifier, which starts at random", "its mlm is not used")
     pooler, mlm = whole.params["encoder"]["pooler"], start.params["mlm"]
-    np.testing.assert_array_equal(pooler["kernel"], mlm["transform"]["kernel"])
-    np.testing.assert_array_equal(pooler["norm"]["scale"], mlm["norm"]["scale"])
+    assert_same(pooler["kernel"], mlm["transform"]["kernel"])
+    assert_same(pooler["norm"]["scale"], mlm["norm"]["scale"])
 
 
 def test_a_table_that_eurobert_shares_is_copied(out):
@@ -327,7 +327,7 @@ def test_a_table_that_eurobert_shares_is_copied(out):
     loaded = load_hf(out)
     assert loaded.task == "masked_lm" and "shares the table of words" in str(loaded.notes)
     table = loaded.params["encoder"]["embeddings"]["word"]["embedding"]
-    np.testing.assert_array_equal(loaded.params["mlm"]["words"]["embedding"], table)
+    assert_same(loaded.params["mlm"]["words"]["embedding"], table)
 
 
 def test_sizes_of_albert_have_its_numbers_of_parameters():

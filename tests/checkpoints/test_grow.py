@@ -44,7 +44,7 @@ def test_old_text_has_the_same_ids_hidden_states_and_logits(bert, use_unused):
     assert grown.tokenizer.encode_batch(OLD_TEXTS) == bert.tokenizer.encode_batch(OLD_TEXTS)
     assert_same(encode_texts(grown, OLD_TEXTS), encode_texts(bert, OLD_TEXTS))
     old = [index for index, token in enumerate(bert.tokenizer.vocab) if not token.startswith("[unused")]
-    np.testing.assert_array_equal(logits_at_first(bert, "the ban")[old], logits_at_first(grown, "the ban")[old])
+    assert_same(logits_at_first(bert, "the ban")[old], logits_at_first(grown, "the ban")[old])
 
 
 @pytest.mark.parametrize("use_unused", [False, True])
@@ -74,13 +74,13 @@ def test_spare_rows_of_the_table_are_used_first():
     grown = grow(bert, NEW)
     assert grown.config == bert.config and grown.tokenizer.encode("corona") == [20]
     old, new = (each.params["mlm"]["output_bias"] for each in (bert, grown))
-    np.testing.assert_array_equal(new[[19, 22]], old[[19, 22]])
+    assert_same(new[[19, 22]], old[[19, 22]])
 
 
 def test_new_positions_repeat_the_old_ones(bert):
     grown = grow(bert, max_positions=40)
     old, new = (each.params["encoder"]["embeddings"]["position"]["embedding"] for each in (bert, grown))
-    np.testing.assert_array_equal(new, np.concatenate([old, old, old[:8]]))
+    assert_same(new, np.concatenate([old, old, old[:8]]))
     assert np.isfinite(encode_texts(grown, ["the ban " * 19]).hidden).all()
     with pytest.raises(InputError, match="room for 16"):
         encode_texts(bert, ["the ban " * 19], "refuse")
@@ -98,7 +98,7 @@ def test_rows_before_the_first_position_are_not_repeated(bert):
     table = other.params["encoder"]["embeddings"]["position"]["embedding"]
     grown = grow(other, max_positions=40)
     new = grown.params["encoder"]["embeddings"]["position"]["embedding"]
-    np.testing.assert_array_equal(new, np.concatenate([table, table[2:], table[2:10]]))
+    assert_same(new, np.concatenate([table, table[2:], table[2:10]]))
 
 
 @pytest.mark.parametrize("changes", [{"score_bias": "buckets"}, {"positions": "none", "score_bias": "alibi"}])

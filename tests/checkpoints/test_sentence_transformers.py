@@ -109,7 +109,7 @@ def test_vectors_are_cut_as_the_files_say(directory, kept, size):
     before = sentence_embeddings(load_pretrained(directory), TEXTS)
     change_json(directory / "config_sentence_transformers.json", truncate_dim=kept)
     found = sentence_embeddings(load_pretrained(directory), TEXTS)
-    np.testing.assert_array_equal(found, before[:, :size])  # after they had length 1, as there
+    assert_same(found, before[:, :size])  # after they had length 1, as there
 
 
 def test_any_prompt_can_be_chosen(directory):
@@ -122,7 +122,7 @@ def test_any_prompt_can_be_chosen(directory):
     chosen = {"query": "ab ", "passage": "cd ", "document": "cd ", "corpus": "ef ", "sts": "gh ", "": "gh "}
     for kind, prompt in chosen.items():
         expected = sentence_embeddings(bare, [prompt + text for text in TEXTS])
-        np.testing.assert_array_equal(sentence_embeddings(bert, TEXTS, kind=kind), expected)
+        assert_same(sentence_embeddings(bert, TEXTS, kind=kind), expected)
     assert "kind 'other' is unknown; use corpus, sts, query, passage, document, or" in message(
         sentence_embeddings, bert, TEXTS, kind="other"
     )

@@ -366,7 +366,7 @@ def test_another_mesh_restores_the_same_bits(directory):
     other = replicated(make_mesh(MeshConfig(), jax.devices()[:1]))
     abstract = {"x": jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=other)}
     restored = Checkpoints(directory).restore(abstract).state["x"]
-    np.testing.assert_array_equal(restored, array)
+    assert_same(restored, array)
     assert restored.sharding == other
 
 

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from builders import assert_same
 
 from bert_jax.data.order import StreamOrder, StreamWindow, choose_streams, shuffled
 
@@ -66,7 +67,7 @@ def test_hosts_together_make_the_same_batch_of_streams_of_their_own(num_hosts):
         whole = take(order, step, np.arange(32), 32)
         shares = np.split(np.arange(32), num_hosts)
         for places in (*shares, apart):
-            np.testing.assert_array_equal(take(order, step, places, 32), whole[:, places])
+            assert_same(take(order, step, places, 32), whole[:, places])
         for mine, places in zip(streams, shares):
             mine |= {part.window.stream for part in order.parts(step, places, 32)}
     assert sum(map(len, streams)) == 8 and len(set().union(*streams)) == 8  # no stream belongs to two

@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from builders import assert_same
 from conftest import ROOT
 
 from bert_jax.data import pieces, prepare
@@ -120,7 +121,7 @@ def test_sentences_are_encoded_some_at_a_time_with_the_same_result(monkeypatch):
     whole = pieces.encode_documents(documents, tokenizer, 0, "en")
     monkeypatch.setattr(pieces, "_BYTES_AT_ONCE", 50)
     for ours, theirs in zip(pieces.encode_documents(documents, tokenizer, 0, "en"), whole, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("array", [*pieces.EncodedPiece._fields, "sums"])

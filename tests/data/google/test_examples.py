@@ -9,7 +9,7 @@ import google_files
 import jax
 import numpy as np
 import pytest
-from builders import message, tiny_model
+from builders import assert_same, message, tiny_model
 from google_files import write_examples
 
 from bert_jax.batches.load import eval_batches, rows_to_batch, train_batches
@@ -123,7 +123,7 @@ def test_redraw_gives_the_text_back(imported, golden):
         homes = [{number for number, text in enumerate(documents) if f" {' '.join(side)} " in text} for side in sides]
         assert all(homes) and (row["labels"][0] == 1 or homes[0] & homes[1])  # B follows A in one document
     starts = records.unpack_word_starts(rows["word_starts"], L)
-    np.testing.assert_array_equal(starts, tokenizer.word_starts[rows["token_ids"]] & (golden["input_mask"] == 1))
+    assert_same(starts, tokenizer.word_starts[rows["token_ids"]] & (golden["input_mask"] == 1))
 
 
 def test_both_kinds_count_the_words_of_the_training_text(imported):
