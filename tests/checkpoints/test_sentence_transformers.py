@@ -171,7 +171,6 @@ def test_text_can_be_lower_cased_by_the_tokenizer_alone(tmp_path, directory):
     [
         ([("Transformer", ""), ("LSTM", "")], 'has the module .*LSTM", which cannot be computed here; to use'),
         ([("Transformer", ""), ("Dense", "2_Dense"), ("Pooling", "1_Pooling")], "modules Transformer, Dense, Pooling"),
-        ([("Transformer", ""), ("Pooling", None)], "the path of Pooling: Expected `str`"),
         ([("Transformer", ""), ("Pooling", "../1_Pooling")], "the path of Pooling: Expected `str`"),
         ([("Transformer", ""), ("Pooling", "/etc")], "the path of Pooling: Expected `str`"),
         ([("Transformer", ""), ("Pooling", "Other")], "Other/config.json does not exist"),
@@ -187,6 +186,12 @@ def test_other_modules_are_named(directory, modules, problem):
         load_pretrained(directory)
     (directory / MODULES).unlink()
     assert load_pretrained(directory).task == "encoder"
+
+
+def test_a_module_of_another_package_is_named(directory):
+    (directory / MODULES).write_text((directory / MODULES).read_text().replace(OLD, "evil.package."))
+    told = 'has the module "evil.package.Transformer", which cannot be computed here'
+    assert told in message(load_pretrained, directory)
 
 
 def test_folders_without_settings_may_be_missing(directory):
