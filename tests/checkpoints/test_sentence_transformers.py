@@ -145,6 +145,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (DENSE, {"module_input_name": "token_embeddings"}, 'module_input_name "token_embeddings" cannot'),
         (ABOUT, {"model_type": "SparseEncoder"}, 'model_type "SparseEncoder" cannot be'),
         (ABOUT, {"truncate_dim": 0}, "truncate_dim: Expected `int` >= 1"),
+        (ABOUT, {"prompts": {"query": 5}}, "prompts: Expected `str . null`, got `int`"),
         (ABOUT, {"default_prompt_name": "x"}, 'default_prompt_name "x" is not the name'),
         (LENGTH, {"transformer_task": "fill-mask"}, 'transformer_task "fill-mask" cannot be'),
         (LENGTH, {"config_args": {"hidden_act": "relu"}}, "config_args .*relu.* cannot be"),
