@@ -85,14 +85,13 @@ def test_json_is_written_whole_or_not_at_all(root):
 def test_a_directory_is_uploaded_with_its_checksums_last_and_half_of_one_may_be_replaced(root, monkeypatch):
     target, sent, put = root / "model", [], stores.put_file
 
-    def replace(**contents):
+    def replace(*names):
         with writing.new_directory(target, lambda _: True) as folder:
-            for name, content in contents.items():
-                (folder / name.replace("_", "/")).parent.mkdir(exist_ok=True)
-                (folder / name.replace("_", "/")).write_text(content)
+            for name in names:
+                write(folder / name, "new")
 
     monkeypatch.setattr(stores, "put_file", lambda path, url: (sent.append(url.rpartition("/")[2]), put(path, url)))
-    replace(**{"checksums.json": "sums", "a": "a", "z": "z", "params_d": "d"})
+    replace("checksums.json", "a", "z", "params/d")
     assert sent[-1] == "checksums.json" and sorted(sent) == ["a", "checksums.json", "d", "z"]
     assert list(target.listing()) == ["a", "checksums.json", "params/d", "z"]
     with pytest.raises(InputError, match="exists; give a directory that does not"), writing.new_directory(target):
@@ -105,13 +104,14 @@ def test_a_directory_is_uploaded_with_its_checksums_last_and_half_of_one_may_be_
 
     monkeypatch.setattr(stores, "put_file", stop)
     with pytest.raises(StoppedError):
-        replace(**{"z": "new", "checksums.json": "new"})
+        replace("z", "checksums.json")
     assert "checksums.json" not in target.listing() and UNFINISHED in target.listing() and not is_taken(target)
-    assert "is half a directory: its upload was stopped" in message(local_directory, target)
+    with pytest.raises(InputError, match="is half a directory: its upload was stopped"):
+        local_directory(target)
     monkeypatch.setattr(stores, "put_file", put)
     with writing.new_directory(target) as folder:
-        (folder / "z").write_text("new")
-    assert list(target.listing()) == ["z"] and (target / "z").read_text() == "new"
+        write(folder / "z", "newer")
+    assert list(target.listing()) == ["z"] and (target / "z").read_text() == "newer"
 
 
 def test_a_directory_is_copied_here_once_and_again_when_it_changes(root):

@@ -172,9 +172,19 @@ def test_a_run_that_was_stopped_goes_on(google_file, vocab, tmp_path, monkeypatc
     assert len(set(numbers.tolist())) == 105 and numbers[:2].tolist() == [0, 4] and numbers[50] == 2
 
 
-def refusal(*args, **options) -> str:
+@pytest.fixture
+def bad(tmp_path):
+    return tmp_path / "bad"
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "data"
+
+
+def refusal(inputs, vocab, output, **options) -> str:
     """Returns the message with which an import fails."""
-    return message(import_examples, *args, num_workers=1, **options)
+    return message(import_examples, str(inputs), vocab, str(output), num_workers=1, **options)
 
 
 ROW = 2  # the third record
@@ -196,24 +206,21 @@ ROW = 2  # the third record
         ("next_sentence_labels", 0, 2, "next_sentence_labels are 0 or 1"),
     ],
 )
-def test_examples_that_no_model_can_be_trained_on(golden, vocab, tmp_path, feature, places, value, reason):
+def test_examples_that_no_model_can_be_trained_on(golden, vocab, bad, output, feature, places, value, reason):
     columns = {name: golden[name][:5].copy() for name in FEATURES}
     columns[feature][ROW, places] = value
-    path = str(tmp_path / "bad")
-    write_examples(path, [columns])
-    told = refusal(path, vocab, str(tmp_path / "data"))
-    assert f"{path}, record {ROW + 1}: {reason}" in told
-    assert not (tmp_path / "data").exists()
+    write_examples(bad, [columns])
+    assert f"{bad}, record {ROW + 1}: {reason}" in refusal(bad, vocab, output)
+    assert not output.exists()
 
 
-def test_a_bad_example_far_into_a_file_leaves_no_data_set(google_file, golden, vocab, tmp_path):
+def test_a_bad_example_far_into_a_file_leaves_no_data_set(golden, vocab, bad, output):
     """The first thousand are good, so the directory is there by then."""
     columns = {name: np.concatenate([golden[name]] * 11) for name in FEATURES}
     columns["masked_lm_ids"][1100, 0] = 500
-    write_examples(tmp_path / "bad", [columns])
-    told = refusal(str(tmp_path / "bad"), vocab, str(tmp_path / "data"))
-    assert f"{tmp_path / 'bad'}, record 1101: masked_lm_ids" in told
-    assert os.listdir(tmp_path) == ["bad"]
+    write_examples(bad, [columns])
+    assert f"{bad}, record 1101: masked_lm_ids" in refusal(bad, vocab, output)
+    assert os.listdir(bad.parent) == ["bad"]
 
 
 SHORT = google_files.encode_payloads(np.ones((1, 13), np.int64))[0]
@@ -231,46 +238,45 @@ ENDLESS = tfrecord.Feature(tfrecord.INTEGERS, b"\xff" * 10 + b"\0")
         (LABELS, ENDLESS, "record 7, feature next_sentence_labels is damaged or another kind of file (an integer"),
     ],
 )
-def test_features_that_are_missing_or_of_another_kind_or_length(google_file, vocab, tmp_path, feature, value, problem):
+def test_features_that_are_missing_or_of_another_kind_or_length(
+    google_file, vocab, bad, output, feature, value, problem
+):
     data = list(tfrecord.read_records(google_file))
     features = tfrecord.parse_example(data[6]) | {feature: value}
     data[6] = google_files.encode_example({name: value for name, value in features.items() if value})
-    google_files.write_records(tmp_path / "bad", data)
-    assert problem in refusal(str(tmp_path / "bad"), vocab, str(tmp_path / "data"))
-    google_files.write_records(tmp_path / "bad", [*data[:3], b"no example"])
-    told = refusal(str(tmp_path / "bad"), vocab, str(tmp_path / "data"))
-    assert f"{tmp_path / 'bad'}, record 4 is damaged or another kind of file (" in told
-    assert not (tmp_path / "data").exists()
+    google_files.write_records(bad, data)
+    assert problem in refusal(bad, vocab, output)
+    google_files.write_records(bad, [*data[:3], b"no example"])
+    assert f"{bad}, record 4 is damaged or another kind of file (" in refusal(bad, vocab, output)
+    assert not output.exists()
 
 
-def test_files_of_another_shape_and_files_of_nothing(google_file, golden, vocab, tmp_path):
-    other, nothing = tmp_path / "other", str(tmp_path / "nothing")
-    both = f"{google_file},{other}"
-    write_examples(other, [{name: golden[name][:3, : 11 if name in PREDICTIONS else L] for name in FEATURES}])
-    told = refusal(both, vocab, nothing)
-    assert f"{other}, record 1: masked_lm_ids has 11 values, and the first file has 12" in told
-    assert "nothing does not exist" in message(records.open_dataset, nothing)
+def test_files_of_another_shape_and_files_of_nothing(google_file, golden, vocab, bad, output, tmp_path):
+    both = f"{google_file},{bad}"
+    write_examples(bad, [{name: golden[name][:3, : 11 if name in PREDICTIONS else L] for name in FEATURES}])
+    told = refusal(both, vocab, output)
+    assert f"{bad}, record 1: masked_lm_ids has 11 values, and the first file has 12" in told
+    assert "data does not exist" in message(records.open_dataset, output)
     redrawn = import_examples(both, vocab, str(tmp_path / "redrawn"), masks="redraw", num_workers=1)
     assert redrawn["splits"]["train"]["rows"] == 108  # places for predictions do not matter then
-    write_examples(other, [])
-    assert "hold no example" in refusal(str(other), vocab, nothing)
-    assert "hold no example" in refusal(str(other), vocab, nothing, heldout_inputs=google_file)
-    assert "is in input and in heldout_input" in refusal(google_file, vocab, "x", heldout_inputs=google_file)
+    write_examples(bad, [])
+    assert "hold no example" in refusal(bad, vocab, output)
+    assert "hold no example" in refusal(bad, vocab, output, heldout_inputs=google_file)
+    assert "is in input and in heldout_input" in refusal(google_file, vocab, output, heldout_inputs=google_file)
 
 
-def test_examples_without_tokens_or_without_masks_to_keep(golden, vocab, tmp_path):
-    path = str(tmp_path / "empty")
-    write_examples(path, [{name: golden[name][:3, : 1 if name == LABELS else 0] for name in FEATURES}])
-    assert f"{path}, record 1: input_ids has 0 values; give examples of 2 to 65535" in refusal(path, vocab, "x")
-    write_examples(path, [{name: golden[name][:3, : 0 if name in PREDICTIONS else L] for name in FEATURES}])
-    assert "record 1: masked_lm_ids has no value to keep; import it with --masks=redraw" in refusal(path, vocab, "x")
-    assert import_examples(path, vocab, str(tmp_path / "y"), masks="redraw", num_workers=1)["row"]["length"] == 64
+def test_examples_without_tokens_or_without_masks_to_keep(golden, vocab, bad, output):
+    write_examples(bad, [{name: golden[name][:3, : 1 if name == LABELS else 0] for name in FEATURES}])
+    assert f"{bad}, record 1: input_ids has 0 values; give examples of 2 to 65535" in refusal(bad, vocab, output)
+    write_examples(bad, [{name: golden[name][:3, : 0 if name in PREDICTIONS else L] for name in FEATURES}])
+    told = refusal(bad, vocab, output)
+    assert "record 1: masked_lm_ids has no value to keep; import it with --masks=redraw" in told
+    assert import_examples(str(bad), vocab, str(output), masks="redraw", num_workers=1)["row"]["length"] == 64
 
 
 def test_other_refusals(google_file, vocab, imported, tmp_path):
     assert "masks 'no' is not known; use keep or redraw" in refusal(google_file, vocab, "x", masks="no")
-    assert "exists and is not a data set" in refusal(google_file, vocab, str(tmp_path.parent))
-    assert "was begun with masks 'keep', not 'redraw'" in refusal(
-        google_file, vocab, str(imported["keep"]), masks="redraw"
-    )
-    assert "was begun with another heldout_input" in refusal(google_file, vocab, str(imported["keep"]))
+    assert "exists and is not a data set" in refusal(google_file, vocab, tmp_path.parent)
+    told = refusal(google_file, vocab, imported["keep"], masks="redraw")
+    assert "was begun with masks 'keep', not 'redraw'" in told
+    assert "was begun with another heldout_input" in refusal(google_file, vocab, imported["keep"])
