@@ -33,25 +33,21 @@ def test_a_card_says_what_the_records_say(tmp_path):
     run = to_dict(tiny_run(tmp_path, masking=MaskingConfig(max_predictions=5, whole_word=True)))
     about = record_of_run([("wiki", MANIFEST)], "8 x TPU v5 lite")
     heldout = {"step": 12, "mlm_loss": 2.5, "nsp_accuracy": 0.75}
-    card = model_card(
-        Records(MODEL, "pretraining", 12345, (), {"step": 12, "tokens": 4321}, run, about, heldout), "bert"
-    )
+    records = Records(MODEL, "pretraining", 12345, (), {"step": 12, "tokens": 4321}, run, about, heldout)
+    card = model_card(records, "bert")
     assert card.split("---\n")[1] == (
         "# license: choose one, and remove the # before it\nlibrary_name: transformers\npipeline_tag: fill-mask\n"
         'language:\n- "de"\ntags:\n- bert\n- bert_jax\n- fill-mask\n'
     )
-    assert (
-        "# bert\n\nA BERT of 2 layers, hidden size 32, 12,345 parameters, pre-trained by bert_jax for 12 steps" in card
-    )
-    assert "shards" not in json.dumps(about)
+    title = "# bert\n\nA BERT of 2 layers, hidden size 32, 12,345 parameters, pre-trained by bert_jax for 12 steps"
+    assert title in card and "shards" not in json.dumps(about)
     found, expected = rows(card), {
         "objective": "masked language model and next sentence prediction", "masking.max_predictions": "5",
         "masking.whole_word": "True", "train.num_steps": "12", "tokens so far": "4,321", "name": "wiki",
         "splits.train.documents": "36", "splits.heldout.tokens": "372", "row.length": "32", "mlm_loss": "2.5",
         "nsp_accuracy": "0.75", "step": "12", "devices": "8 x TPU v5 lite",
     }  # fmt: skip
-    assert {name: found[name] for name in expected} == expected
-    assert not {"masking.static", "data.path"} & found.keys()
+    assert found.items() >= expected.items() and not {"masking.static", "data.path"} & found.keys()
     assert {f"software.{name}" for name in ("python", "bert_jax", "jax", "jaxlib", "flax")} <= found.keys()
 
 

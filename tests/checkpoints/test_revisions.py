@@ -127,17 +127,10 @@ def test_a_run_that_goes_on_otherwise_from_an_older_checkpoint_replaces_what_cam
     assert list(other.iterdir()) == []  # no model, so it is not ours
 
 
-def words_of_a_step(data, config):
-    split = open_dataset(data).manifest["splits"]["train"]
-    length, special = open_dataset(data).row_length, 3
-    inside = (split["fill"] * split["rows"] * length - special * split["sequences"]) / split["tokens"]
-    return split["words"] * inside / split["rows"] * config.data.batch_size
-
-
 @pytest.mark.parametrize("stops", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_revisions_after_so_many_words_are_of_the_steps_that_have_read_them(toy_data, tmp_path, monkeypatch, stops):
     config = tiny_run(toy_data, mesh=ONE_DEVICE)
-    of_step = words_of_a_step(toy_data, config)
+    of_step = open_dataset(toy_data).words_of_row * config.data.batch_size
     marks = ",".join(f"{of_step * steps:.3f}" for steps in (11.4, 0.2, 3, 6.6))
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(every_steps=4, keep_words=marks))
     if stops:
