@@ -20,6 +20,7 @@ from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.tokenizing import load_tokenizer
+from tests.data.test_packing import sequences as sequences_of
 
 WORDS = [left + right for left in "ba be bi do du ka ki ko ma mo".split() for right in "la lo ra ro sa ta to".split()]
 ENDINGS = ["s", "ed", "ing"]
@@ -85,18 +86,15 @@ def sequences(path: Path, split: str = "train") -> list[tuple[list[str], list[st
     """Returns the tokens of A, those of B and the label of all sequences, checking that the rows are legal."""
     dataset = records.open_dataset(path)
     tokenizer = load_tokenizer(dataset.tokenizer_path)
-    part = getattr(dataset, split)
     found = []
-    for row in part.gather(np.arange(part.num_rows)):
-        tokens = tokenizer.tokens(row["token_ids"])
-        (length,), (first_length,) = row["lengths"], row["first_lengths"]
-        first, second = tokens[1 : first_length - 1], tokens[first_length : length - 1]
-        pair = [*second, "[SEP]"] if row["labels"][0] != records.NO_LABEL else []
-        assert tokens == ["[CLS]", *first, "[SEP]", *pair] + ["[PAD]"] * (len(tokens) - length)
+    for ids, starts, first_length, label in sequences_of(dataset, split).values():
+        tokens = tokenizer.tokens(ids)
+        first, second = tokens[1 : first_length - 1], tokens[first_length:-1]
+        pair = [*second, "[SEP]"] if label != records.NO_LABEL else []
+        assert tokens == ["[CLS]", *first, "[SEP]", *pair]
         assert first and bool(second) == bool(pair) and not {"[CLS]", "[SEP]", "[PAD]"} & {*first, *second}
-        starts = records.unpack_word_starts(row["word_starts"], len(tokens))
-        assert starts.tolist() == [place < length and not token.startswith("##") for place, token in enumerate(tokens)]
-        found.append((first, second, int(row["labels"][0])))
+        assert starts == [not token.startswith("##") for token in tokens]
+        found.append((first, second, label))
     return found
 
 

@@ -25,31 +25,22 @@ def in_pieces(path: str, piece_bytes: int) -> tuple[int, list[list[str]]]:
 
 
 AWKWARD = {
-    "plain": b"a one\na two\n\nb one\n\nc one\nc two\nc three\n",
-    "no_last_newline": b"a one\n\nb one",
-    "carriage_returns": b"a one\r\na two\r\n\r\nb one\r\n\r\n\r\nc one",
-    "blanks_and_tabs": b"  a one \n \t \nb one\n\t\n\xc2\xa0\nc one\n",
-    "blank_lines_first_and_last": b"\n\n\na one\n\nb one\n\n\n\n",
-    "byte_order_mark": b"\xef\xbb\xbfa one\n\nb one\n",
-    "more_bytes_than_letters": "ä ö ü\n日本 語\n\nß\n".encode(),
-}
-EXPECTED = {
-    "plain": [["a one", "a two"], ["b one"], ["c one", "c two", "c three"]],
-    "no_last_newline": [["a one"], ["b one"]],
-    "carriage_returns": [["a one", "a two"], ["b one"], ["c one"]],
-    "blanks_and_tabs": [["a one"], ["b one"], ["c one"]],
-    "blank_lines_first_and_last": [["a one"], ["b one"]],
-    "byte_order_mark": [["a one"], ["b one"]],
-    "more_bytes_than_letters": [["ä ö ü", "日本 語"], ["ß"]],
+    "plain": (b"a one\na two\n\nb one\n\nc one\nc two\n", [["a one", "a two"], ["b one"], ["c one", "c two"]]),
+    "no_last_newline": (b"a one\n\nb one", [["a one"], ["b one"]]),
+    "carriage_returns": (b"a one\r\na two\r\n\r\nb one\r\n\r\n\r\nc one", [["a one", "a two"], ["b one"], ["c one"]]),
+    "blanks_and_tabs": (b"  a one \n \t \nb one\n\t\n\xc2\xa0\nc one\n", [["a one"], ["b one"], ["c one"]]),
+    "blank_lines_first_and_last": (b"\n\n\na one\n\nb one\n\n\n\n", [["a one"], ["b one"]]),
+    "byte_order_mark": (b"\xef\xbb\xbfa one\n\nb one\n", [["a one"], ["b one"]]),
+    "more_bytes_than_letters": ("ä ö ü\n日本 語\n\nß\n".encode(), [["ä ö ü", "日本 語"], ["ß"]]),
 }
 
 
-@pytest.mark.parametrize("name", AWKWARD)
-def test_documents_of_awkward_files(tmp_path, name):
-    path = write(tmp_path / "text", AWKWARD[name])
-    assert list(corpus.iterate_documents(path)) == EXPECTED[name]
-    for piece_bytes in range(1, len(AWKWARD[name]) + 2):
-        assert in_pieces(path, piece_bytes)[1] == EXPECTED[name], piece_bytes
+@pytest.mark.parametrize(("content", "expected"), AWKWARD.values(), ids=AWKWARD)
+def test_documents_of_awkward_files(tmp_path, content, expected):
+    path = write(tmp_path / "text", content)
+    assert list(corpus.iterate_documents(path)) == expected
+    for piece_bytes in range(1, len(content) + 2):
+        assert in_pieces(path, piece_bytes)[1] == expected, piece_bytes
 
 
 def test_the_end_of_a_file_ends_a_document(tmp_path):
