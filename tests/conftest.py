@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from buckets import Server
+    from fsspec.implementations.memory import MemoryFileSystem
 
     from bert_jax.checkpoints.pretrained import Pretrained
     from bert_jax.text.tokenizer import Tokenizer
@@ -162,3 +163,21 @@ def bucket_server() -> Iterator["Server"]:
 def bucket(bucket_server: "Server", request: pytest.FixtureRequest) -> str:
     """Returns the URL of an empty bucket of this test's own."""
     return bucket_server.make_bucket(f"test-{abs(hash(request.node.nodeid)):x}")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the folder of this test for copies of what is elsewhere."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def memory(cache: Path) -> Iterator["MemoryFileSystem"]:
+    """Returns fsspec's file system in memory, which stands for an object store; it is empty."""
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]

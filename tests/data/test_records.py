@@ -7,7 +7,6 @@ import shutil
 from hashlib import sha256
 from types import SimpleNamespace
 
-import fsspec
 import mutations
 import numpy as np
 import pytest
@@ -156,9 +155,8 @@ def test_a_manifest_says_all_that_it_was_told(dataset):
     assert about.num_bytes == sum(shard["bytes"] for shard in numbers["shards"])
 
 
-def test_a_data_set_at_a_url_is_copied(dataset, tmp_path, monkeypatch):
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    memory, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/data"
+def test_a_data_set_at_a_url_is_copied(dataset, memory):
+    url = "memory://test/data"
     memory.put(str(dataset), url, recursive=True)
     memory.pipe(f"{url}/tokenizer/vocab.txt", b"x")
     opened, here = records.open_dataset(url), records.open_dataset(dataset)

@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fsspec
 import pytest
 from builders import message, write
 
@@ -23,13 +22,9 @@ from bert_jax.storage.urls import local_copy, local_directory
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """Returns a place of this test's own; copies are cached below its directory."""
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    memory = fsspec.filesystem("memory")
-    yield RemotePath(f"memory://{tmp_path.name}/run")
-    memory.store.clear()
-    memory.pseudo_dirs[:] = [""]
+def root(memory):
+    """Returns a place of this test's own."""
+    return RemotePath("memory://test/run")
 
 
 @pytest.fixture

@@ -29,18 +29,14 @@ KINDS |= {"finetuned": "model", "sweep": "model", "tables": None}
 
 
 @pytest.fixture(params=["here", "bucket"])
-def root(request, tmp_path, monkeypatch):
+def root(request, tmp_path, memory):
     """Returns a place with what `FILES` names, on this machine or in an object store."""
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    memory = fsspec.filesystem("memory")
-    place = tmp_path if request.param == "here" else RemotePath(f"memory://{tmp_path.name}")
+    place = tmp_path if request.param == "here" else RemotePath("memory://test")
     for name, files in FILES.items():
         for file in files:
             (place / name / file).parent.mkdir(parents=True, exist_ok=True)
             (place / name / file).write_bytes(b"x")
-    yield place
-    memory.store.clear()
-    memory.pseudo_dirs[:] = [""]
+    return place
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-import fsspec
 import numpy as np
 import pytest
 from builders import message
@@ -178,28 +177,13 @@ def test_masked_crc32c_is_that_of_tfrecord_files():
 # Files behind URLs
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bucket(cache):
-    """Returns fsspec's file system in memory, empty."""
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    files.pseudo_dirs[:] = [""]
-    return files
-
-
 def files_below(folder: Path) -> list[str]:
     """Returns the names of all files below a folder but those of locks."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
 
 
-def test_globs_of_urls(bucket, tmp_path):
-    bucket.pipe({"/b/text/2.txt": b"2", "/b/text/1.txt": b"1", "/b/text/sub/3.txt": b"3", "/b/other": b""})
+def test_globs_of_urls(memory, tmp_path):
+    memory.pipe({"/b/text/2.txt": b"2", "/b/text/1.txt": b"1", "/b/text/sub/3.txt": b"3", "/b/other": b""})
     (tmp_path / "4.txt").write_text("4")
     found = files.expand_globs(f"memory://b/text/*.txt,{tmp_path}/4.txt,file://{tmp_path}/*.txt,memory:///b/text/1.txt")
     assert found == [
@@ -210,14 +194,14 @@ def test_globs_of_urls(bucket, tmp_path):
         assert "matches no file" in message(files.expand_globs, pattern)
 
 
-def test_a_copy_is_kept_until_the_file_changes(bucket, cache, monkeypatch):
-    bucket.pipe("/b/text.txt", b"first")
+def test_a_copy_is_kept_until_the_file_changes(memory, cache, monkeypatch):
+    memory.pipe("/b/text.txt", b"first")
     path = urls.local_copy("memory://b/text.txt")
     assert Path(path).read_bytes() == b"first" and Path(path).name == "text.txt" and Path(path).is_relative_to(cache)
     with monkeypatch.context() as patch:
-        patch.setattr(bucket, "get_file", None)  # would fail
+        patch.setattr(memory, "get_file", None)  # would fail
         assert urls.local_copy("memory://b/text.txt") == path
-    bucket.pipe("/b/text.txt", b"other")
+    memory.pipe("/b/text.txt", b"other")
     assert Path(urls.local_copy("memory://b/text.txt")).read_bytes() == b"other"
     assert urls.local_copy("/some/path") == "/some/path"
 
@@ -302,8 +286,8 @@ def test_a_file_behind_http_without_a_version_is_copied_by_each_process(cache, w
         (OSError(28, "No space left on device"), r"cannot write .*text.txt: No space left on device; free some space"),
     ],
 )
-def test_a_copy_that_breaks_off_leaves_nothing(bucket, cache, monkeypatch, error, problem):
-    bucket.pipe("/b/text.txt", b"0123456789")
+def test_a_copy_that_breaks_off_leaves_nothing(memory, cache, monkeypatch, error, problem):
+    memory.pipe("/b/text.txt", b"0123456789")
 
     def get_file(remote, local):
         Path(local).write_bytes(b"01234")
@@ -311,15 +295,15 @@ def test_a_copy_that_breaks_off_leaves_nothing(bucket, cache, monkeypatch, error
             raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(bucket, "get_file", get_file)
+        patch.setattr(memory, "get_file", get_file)
         with pytest.raises(InputError, match=problem) as caught:
             urls.local_copy("memory://b/text.txt")
     assert "\n" not in str(caught.value) and not files_below(cache)
     assert Path(urls.local_copy("memory://b/text.txt")).read_bytes() == b"0123456789"
 
 
-def test_what_a_killed_process_left_is_cleared_away(bucket, cache):
-    bucket.pipe("/b/text.txt", b"x")
+def test_what_a_killed_process_left_is_cleared_away(memory, cache):
+    memory.pipe("/b/text.txt", b"x")
     path = Path(urls.local_copy("memory://b/text.txt"))
     path.unlink()
     path.with_name(".text.txt.123.tmp").write_text("half")
@@ -362,8 +346,8 @@ def test_processes_that_ask_at_once_make_one_copy(cache, tmp_path):
     assert (tmp_path / "log").read_text() == "copied\n" and files_below(cache) == ["text"]
 
 
-def test_files_are_copied_beside_the_first(bucket, cache):
-    bucket.pipe({"/b/index": b"1", "/b/words/words_list": b"2", "/b/words/deep/x": b"3", "/b/data": b"4", "/b/no": b""})
+def test_files_are_copied_beside_the_first(memory, cache):
+    memory.pipe({"/b/index": b"1", "/b/words/words_list": b"2", "/b/words/deep/x": b"3", "/b/data": b"4", "/b/no": b""})
     first = urls.local_copy("memory://b/index")
     urls.copy_beside(first, "memory://b/", ["data", "words/"])
     folder = Path(first).parent
