@@ -141,7 +141,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "_rotary_modules: arithmetic: layer - 'post_attention_layernorm'": "it is called at the import alone",
     },
     "checkpoints.names": {
-        "to_params: compare: config.num_layers >= len(names)": "a layer has more than one tensor",
+        "to_params: compare: config.num_stacked >= len(names)": "a layer has more than one tensor",
         "to_params: number: next((row for row in TABLE if row.ours == 'classifier/bias'))"
         ".names(form, 1)": "it is in no layer",
         "from_params: number: (1, 0)": "what has no row is refused in any order",
