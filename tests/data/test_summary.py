@@ -8,8 +8,7 @@ import pytest
 
 from bert_jax.data import pieces, prepare, summary
 from bert_jax.data.prepare import PrepareOptions
-
-WORDS = [left + right for left in "ba be bi do du ka ki ko ma mo".split() for right in "la lo ra ro sa ta to".split()]
+from tests.data.test_prepare import WORDS
 
 
 @pytest.fixture

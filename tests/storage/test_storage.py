@@ -245,8 +245,7 @@ def test_a_file_behind_http_that_changed_is_copied_again(cache, web, field):
     assert urls.local_copy(f"{url}/text.txt") == path
 
 
-def test_the_name_of_a_copy_holds_no_secret(tmp_path, monkeypatch, web):
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
+def test_the_name_of_a_copy_holds_no_secret(cache, web):
     contents, _, address = web
     contents["/a/b.txt?token=secret/x"] = contents["/?token=secret"] = b"text"
     for asked, name in (("/a/b.txt?token=secret/x", "b.txt"), ("/?token=secret", "file")):

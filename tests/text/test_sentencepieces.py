@@ -86,26 +86,6 @@ def test_a_coverage_that_the_library_does_not_take_is_refused():
     assert "character_coverage 0.5" in message(learn_sentencepieces, ENGLISH, 50, character_coverage=0.5)
 
 
-def test_the_end_of_a_long_line_is_learnt_from():
-    pieces = learn_sentencepieces(["a" * 100_000 + " zq" * 100], 9, "bpe")
-    assert {"z", "q"} <= set("".join(pieces.vocab))
-
-
-def test_casing():
-    cased, uncased = (Tokenizer(learn_sentencepieces(ENGLISH, 70, lowercase=lowercase)) for lowercase in (False, True))
-    assert (cased.lowercase, uncased.lowercase) == (False, True)
-    assert cased.encode("The") != cased.encode("the")
-    assert uncased.encode("THE Straße ＴＨＥ") == uncased.encode("the straße the")
-
-
-def test_accents_are_dropped_if_asked():
-    lines = [line.replace("e", "é") for line in ENGLISH]
-    kept, dropped = (Tokenizer(learn_sentencepieces(lines, 70, strip_accents=strip)) for strip in (False, True))
-    assert (kept.strip_accents, dropped.strip_accents) == (False, True)
-    assert "é" in "".join(kept.vocab) and "é" not in "".join(dropped.vocab)
-    assert dropped.unk_id not in dropped.encode("néwér") and dropped.decode(dropped.encode("néwér")) == "newer"
-
-
 # The sample
 
 
@@ -121,12 +101,6 @@ def test_a_sample_is_bounded_in_order_the_same_every_time_and_fair():
     assert len(found) == 3750 and sample.num_lines == 10_000
     early = sum(line < "é005" for line in found)
     assert abs(early - 1875) < 4 * (3750 * 0.5 * 0.5) ** 0.5
-
-
-def test_one_line_beyond_the_limit_is_kept():
-    sample = LineSample(3)
-    sample.add("long line" * 100)
-    assert sample.lines() == ["long line" * 100]
 
 
 # Text to ids and back
@@ -149,11 +123,6 @@ def test_text_after_a_special_token_begins_a_word_only_after_a_blank(japanese):
     assert japanese.encode("[MASK]猫", allow_special=True)[0] == japanese.mask_id
 
 
-def test_line_ends_are_blanks(english):
-    assert english.encode("the\nlower \t towers\r\n") == english.encode("the lower towers")
-    assert english.encode("") == english.encode(" \n ") == []
-
-
 def test_decode_gives_the_text_back(english, japanese):
     for tokenizer, lines in ((english, ENGLISH), (japanese, JAPANESE)):
         for line in lines[:50]:
@@ -166,11 +135,8 @@ def test_decode_gives_the_text_back(english, japanese):
 
 def test_words_begin_after_blanks(english):
     starts = english.word_starts
-    assert starts.dtype == np.bool_ and starts.shape == (80,)
-    ids = english.encode("The lower towers were newer.")
-    assert starts[ids].sum() == 6
-    assert all(starts[index] for index in english.special_ids)
-    assert {token[0] for token, start in zip(english.vocab[5:], starts[5:]) if start} <= {BLANK, ".", "[", "]"}
+    assert starts.dtype == np.bool_ and starts.shape == (80,) and starts[list(english.special_ids)].all()
+    assert starts[english.encode("The lower\n towers were newer.")].sum() == 6
 
 
 def test_every_piece_of_a_script_without_blanks_is_a_word(japanese):

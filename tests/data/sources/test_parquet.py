@@ -205,11 +205,10 @@ class Hub(DirFileSystem):
         super().__init__(os.environ["HUB_FOR_TESTS"], LocalFileSystem(), **options)
 
 
-def test_the_hub_is_read_by_its_file_system(tmp_path, text, monkeypatch):
+def test_the_hub_is_read_by_its_file_system(tmp_path, text, cache, monkeypatch):
     assert fsspec.get_filesystem_class("hf") is huggingface_hub.HfFileSystem
     fsspec.register_implementation("hf", Hub, clobber=True)
     monkeypatch.setenv("HUB_FOR_TESTS", str(text))
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     try:
         of_hub = made(text, tmp_path / "hub", "hf://datasets/org/name/*.parquet")
         told = fails("hf://datasets/org/name/*.parquet")
