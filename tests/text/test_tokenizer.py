@@ -196,6 +196,8 @@ def test_fingerprint_tells_vocabularies_and_options_apart():
     fingerprints = [wordpiece_tokenizer(*each).fingerprint for each in options]
     assert len(set(fingerprints)) == len(fingerprints)
     assert wordpiece_tokenizer(VOCAB, True, True).fingerprint == fingerprints[0]
+    hub = wordpiece_tokenizer(VOCAB, True).cutting_as_hub()  # pairs; the ids of a text are the same
+    assert hub.fingerprint == fingerprints[0] and hub.template.odd_to_longer
 
 
 @pytest.mark.parametrize(
