@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from bert_jax.batch import Batch
+from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.keys import root_key
@@ -255,6 +257,25 @@ def topics_run(source: Path, checkpoint: Path | str, **sections) -> FinetuneConf
         init_checkpoint=str(checkpoint),
     )
     return dataclasses.replace(config, **sections)
+
+
+def first_batches(rows, head, data, count, devices=2, pack="on", first=0):
+    """Returns how batches of a task's rows are made on some devices, and some of them, as arrays of NumPy."""
+    batching = choose_batching(rows, data, ModelConfig(), devices, pack, 100, True)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    batches = train_batches(rows, head, first, batching, mesh)
+    return batching, [jax.device_get(next(batches)) for _ in range(count)]
+
+
+def tokens_at(batch: Batch, place: int) -> list[int]:
+    """Returns the tokens of the sequence at a place among those of all rows of a batch."""
+    row, index = divmod(int(place), batch.cls_positions.shape[1])
+    return batch.token_ids[row][batch.sequence_ids[row] == index + 1].tolist()
+
+
+def tokens_of(row) -> list[list[int]]:
+    """Returns the tokens of each sequence of a task's row."""
+    return [part.tolist() for part in np.split(row.token_ids, np.cumsum(row.lengths)[:-1])]
 
 
 def computed(function, *arguments):

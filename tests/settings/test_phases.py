@@ -66,7 +66,7 @@ def test_the_rate_restarts_or_goes_on():
 
     config = two_phases("data")
     own = OptimizerConfig(learning_rate=5e-4, warmup_steps=2)
-    assert rates(config) == of(config.optimizer, 7) + of(own, 5)
+    assert rates(config) == of(config.optimizer, 7) + of(own, 5) and rates(config)[7] == 0
     goes_on = two_phases("data", second=Phase2Config(num_steps=5, schedule="continue"))
     assert rates(goes_on) == of(config.optimizer, 12)
 

@@ -15,6 +15,7 @@ from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks import evaluation
+from bert_jax.tasks.base import Rows
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.classify import ClassificationTask
 from bert_jax.tasks.evaluation import (
@@ -123,3 +124,7 @@ def test_an_example_with_which_a_tokenizer_fails_is_named_by_its_place():
     task = make_task(TaskConfig(name="classification"), ("no", "yes"))
     examples = [ClassifyExample(text, label="no", where=f"x.tsv:{line}") for line, text in ((2, "one"), (3, "one two"))]
     assert message(make_split, task, tokenizer, "dev", examples) == "x.tsv:3: the library fails"
+
+
+def test_what_was_cut_is_counted():
+    assert Rows([], {"truncated": 2, "words truncated": 1, "no token": 4}).num_cut() == 3

@@ -77,10 +77,7 @@ def test_labels_are_lists_texts_or_probabilities(read, value, wanted):
         (None, "has no label; training and dev examples need one"),
         ("{'b': 0.3}", "is an object as text; give"),
         ([0, 1, 0], "are a list as Python writes it, or a 0 or 1"),
-        ([True, True], "are a list as Python writes it"),
-        ("1,0,0", "are a list as Python writes it"),
         ("['b', 'd']", "are a list as Python writes it"),
-        ("[]", "are a list as Python writes it"),
         ("[0. 1. 0.]", "are a list as Python writes it"),
     ],
 )
@@ -141,9 +138,7 @@ def test_labels_with_another_sign_between_them_are_named(read, label, sign):
     [
         ({"metric": "f1"}, "task.metric 'f1' is not one of micro_f1"),
         ({"thresholds": "0.5,0.5"}, "task.thresholds has 2 numbers"),
-        ({"thresholds": "a"}, "is not numbers from 0 up"),
         ({"label_separator": ""}, "task.label_separator is empty"),
-        ({"label_smoothing": 1.0}, "task.label_smoothing 1.0 is not"),
         ({"class_weights": "1,-2"}, "is not numbers from 0 up"),
         ({"class_weights": "1,1e39"}, '"1,1e39" is not numbers from 0 up to 1e'),  # infinite in float32
     ],

@@ -2,7 +2,6 @@
 """Rerankers: losses against NumPy, candidates of a query in one batch on any mesh, and the model that comes out."""
 
 import dataclasses
-import itertools
 import json
 import random
 from types import SimpleNamespace
@@ -10,12 +9,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from builders import computed, message, write
+from builders import computed, first_batches, message, tokens_at, tokens_of, write
 from commands import run_python
 
 import bert_jax
-from bert_jax.batches.examples import choose_batching, train_batches
-from bert_jax.devices.sharding import make_mesh
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.ranking import LOSSES, RANKING, Candidates
 from bert_jax.settings.finetuning import (
@@ -26,7 +23,6 @@ from bert_jax.settings.finetuning import (
     RankingConfig,
     TaskConfig,
 )
-from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportConfig
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.beir import read_run
@@ -228,26 +224,15 @@ def test_candidates_of_a_query_are_in_one_batch(source, bert, pack):
     task = make_task(CONFIG)
     examples = task.read(str(source), "train")
     rows = task.make_rows(examples, bert.tokenizer, True).rows
-    data = FinetuneDataConfig(path="x", batch_size=8, pack=pack, seed=1)
-    batching = choose_batching(rows, data, ModelConfig(), 2, pack, 20, True)
-    mesh = make_mesh(MeshConfig(), jax.devices()[:2])
     seen = []
-    for batch in map(jax.device_get, itertools.islice(train_batches(rows, RANKING, 0, batching, mesh), 9)):
+    for batch in first_batches(rows, RANKING, FinetuneDataConfig(batch_size=8, seed=1), 9, pack=pack)[1]:
+        assert ((batch.type_ids == 1).sum(axis=1) > 0)[batch.sequence_ids.any(axis=1)].all()  # of the second texts
         for places, grades, there in zip(*batch.labels):
             assert (places[there == 0] >= batch.cls_positions.size).all() and not grades[there == 0].any()
-            texts = []
-            for place, grade in zip(places[there == 1].tolist(), grades[there == 1].tolist()):
-                row, index = divmod(place, batch.cls_positions.shape[1])
-                inside = batch.sequence_ids[row] == index + 1
-                assert batch.type_ids[row][inside].any()  # the second text has its own type
-                texts.append((batch.token_ids[row][inside].tolist(), grade))
-            if texts:
-                seen.append(sorted(texts))
-    wanted = []
-    for row, example in zip(rows, examples):
-        texts = np.split(row.token_ids, np.cumsum(row.lengths)[:-1])
-        wanted.append(sorted(zip(map(np.ndarray.tolist, texts), example.grades)))
-    assert sorted(seen) == sorted(wanted)
+            if there.any():
+                texts = [tokens_at(batch, place) for place in places[there == 1]]
+                seen.append(sorted(zip(texts, grades[there == 1].tolist())))
+    assert sorted(seen) == sorted(sorted(zip(tokens_of(row), each.grades)) for row, each in zip(rows, examples))
 
 
 def run_of(source, model, num_epochs=3.0, accumulate=1, mesh=MeshConfig(), **ranking):  # noqa: B008

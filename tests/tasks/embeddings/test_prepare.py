@@ -14,20 +14,17 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from builders import message, write
+from builders import first_batches, message, write
 
 from bert_jax.batch import Row
-from bert_jax.batches.examples import choose_batching, train_batches
 from bert_jax.batches.order import Mix, StreamedPlan, mix_by_weights, plan_epoch
 from bert_jax.batches.pack import StoredRows
 from bert_jax.batches.shapes import needed_flops
 from bert_jax.data import blocks
-from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import StoppedError
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, RankingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.storage.files import sha256_file
 from bert_jax.storage.places import to_place
 from bert_jax.tasks.candidates import CandidateRows
@@ -200,16 +197,13 @@ def test_batches_are_those_of_the_table(prepared, rows_of, tmp_path, pack, bucke
     files = [write(tmp_path / name, jsonl(part)) for name, part in (("a.jsonl", rows[:31]), ("b.jsonl", rows[31:]))]
     table = write(tmp_path / "all.jsonl", jsonl(rows))
     prepared(",".join(files), tmp_path / "pairs")
-    data = FinetuneDataConfig(path="x", batch_size=8, pack=pack, bucket=bucket, seed=3)
-    mesh, found, batchings = make_mesh(MeshConfig(), jax.devices()[:2]), [], []
-    for place in (table, tmp_path / "pairs"):
-        source = rows_of(place)
-        batching = choose_batching(source, data, ModelConfig(), 2, pack, 100, True)
-        same = {"mix": None, "lengths": ()} if pack == "on" else {"mix": None}
-        batchings.append(dataclasses.replace(batching, **same))
-        found.append(jax.device_get(list(itertools.islice(train_batches(source, EMBEDDINGS, 10, batching, mesh), 4))))
-    assert batchings[0] == batchings[1]
-    for mine, stored in zip(*found):
+    data = FinetuneDataConfig(batch_size=8, bucket=bucket, seed=3)
+    same = {"mix": None, "lengths": ()} if pack == "on" else {"mix": None}
+    (one, found), (other, again) = (
+        first_batches(rows_of(place), EMBEDDINGS, data, 4, pack=pack, first=10) for place in (table, tmp_path / "pairs")
+    )
+    assert dataclasses.replace(one, **same) == dataclasses.replace(other, **same)
+    for mine, stored in zip(found, again):
         numbers = [np.ravel(batch.labels.numbers) for batch in (mine, stored)]  # of equal texts, and below 0 of none
         np.testing.assert_array_equal(*(each[:, None] == each for each in numbers))
         np.testing.assert_array_equal(*(each < 0 for each in numbers))
@@ -371,15 +365,11 @@ def test_batches_of_one_source(bucket, weights, counts):
 def test_sources_are_kept_apart_in_training(prepared, rows_of, tmp_path):
     files = [write(tmp_path / f"{n}.jsonl", jsonl(pairs(20 + n, n))) for n in range(2)]
     prepared(",".join(files), tmp_path / "pairs", weights=[1.0, 3.0], names=["one", "two"])
-    rows = rows_of(tmp_path / "pairs")
-    data = FinetuneDataConfig(path="x", batch_size=4, source_batches=True)
-    options = data, ModelConfig(), 1, "off", 10, True
-    batching = choose_batching(rows, *options)
+    more = FinetuneDataConfig(batch_size=4, source_batches=True), 11, 1, "off"
+    batching, batches = first_batches(rows_of(tmp_path / "pairs"), EMBEDDINGS, *more)
     assert batching.mix == Mix((20, 21), (10, 31), True) and batching.num_steps(41) == 3 + 8
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    batches = itertools.islice(train_batches(rows, EMBEDDINGS, 0, batching, mesh), 11)
-    assert sorted(int((batch.labels.numbers[:, 0] >= 0).sum()) for batch in batches) == [2, 3] + [4] * 9
-    assert "these data have one; leave it out" in message(choose_batching, rows_of(files[0]), *options)
+    assert sorted((batch.labels.numbers[:, 0] >= 0).sum() for batch in batches) == [2, 3] + [4] * 9
+    assert "these data have one; leave it out" in message(first_batches, rows_of(files[0]), EMBEDDINGS, *more)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +410,7 @@ def test_pairs_are_streamed_from_a_bucket(prepared, bert, tmp_path, bucket, monk
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 400)
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     inputs = ",".join(write(tmp_path / f"{n}.jsonl", jsonl(pairs(40 + 9 * n, n))) for n in range(2))
-    task, mesh, found, labels = make_task(TASK), make_mesh(MeshConfig(), jax.devices()[:2]), [], []
+    task, found, labels = make_task(TASK), [], []
     for place in (f"{bucket}/pairs", str(tmp_path / "pairs")):
         prepared(inputs, place, weights=[2.0, 1.0])
         examples = task.read(place, "train")
@@ -428,9 +418,7 @@ def test_pairs_are_streamed_from_a_bucket(prepared, bert, tmp_path, bucket, monk
         examples.as_set(data)
         rows = task.make_rows(examples, bert.tokenizer, True).rows
         assert len(rows.streams) == 2 and len(rows) == 89
-        batching = choose_batching(rows, data, ModelConfig(), 2, "on", 100, True)
-        batches = train_batches(rows, EMBEDDINGS, 3, batching, mesh)
-        found.append([jax.device_get(next(batches)) for _ in range(20)])
+        found.append(first_batches(rows, EMBEDDINGS, data, 20, first=3)[1])
         labels.append(rows[7].label[0])
         rows.close()
     jax.tree.map(np.testing.assert_array_equal, *found)

@@ -2,18 +2,16 @@
 """Embeddings from data to a model: prompts, rows, labels of a batch, scores, and a run that learns."""
 
 import dataclasses
-import itertools
 import random
 
 import jax
 import numpy as np
 import pytest
-from builders import make_learner, message, write, write_topics
+from builders import first_batches, make_learner, message, tokens_at, tokens_of, write, write_topics
 
 import bert_jax
-from bert_jax.batches.examples import choose_batching, train_batches
+from bert_jax.batches.examples import choose_batching
 from bert_jax.batches.shapes import needed_flops
-from bert_jax.devices.sharding import make_mesh
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.labels import Spot
@@ -189,21 +187,14 @@ def test_labels_say_where_each_text_of_a_batch_is(tokenizer, pack):
     rng = random.Random(0)
     examples = [TextsExample(tuple(sentence(rng, "b", 9) for _ in range(2 + n % 2))) for n in range(21)]
     rows = task().make_rows(examples, tokenizer, True).rows
-    known = {}
-    for row in rows:
-        known |= zip(row.label[1:], np.split(row.token_ids, np.cumsum(row.lengths)[:-1]))
-    data = FinetuneDataConfig(source="x", batch_size=8)
-    batching = choose_batching(rows, data, bert_jax.ModelConfig(max_positions=64), 4, pack, 10, apart=True)
-    mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
+    known = {number: tokens for row in rows for number, tokens in zip(row.label[1:], tokens_of(row))}
     seen = []
-    for batch in map(jax.device_get, itertools.islice(train_batches(rows, EMBEDDINGS, 0, batching, mesh), 3)):
+    for batch in first_batches(rows, EMBEDDINGS, FinetuneDataConfig(batch_size=8), 3, 4, pack)[1]:
         places, numbers = batch.labels.places, batch.labels.numbers
         assert places.shape == (8, 3) and len(np.unique(places)) == places.size
         assert (places[numbers < 0] >= batch.cls_positions.size).all()
-        for place, number in zip(places[numbers >= 0].tolist(), numbers[numbers >= 0].tolist()):
-            row, index = divmod(place, batch.cls_positions.shape[1])
-            ids = batch.token_ids[row][batch.sequence_ids[row] == index + 1]
-            np.testing.assert_array_equal(ids, known[number])
+        for place, number in zip(places[numbers >= 0], numbers[numbers >= 0]):
+            assert tokens_at(batch, place) == known[number]
         seen += numbers[numbers[:, 0] >= 0, 0].tolist()
     assert sorted(seen) == sorted(row.label[1] for row in rows)
 

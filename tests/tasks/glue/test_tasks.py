@@ -116,12 +116,10 @@ MNLI_OF_THE_HUB = '{{"promptID": "x", "genre": "x", "premise": "P", "hypothesis"
         ("mnli", "train.jsonl", MNLI_OF_THE_HUB.format(1) + MNLI_OF_THE_HUB.format(-1), ("P", "H", "1", 0)),
         ("cola", "test.tsv", "index\tsentence\n5\tA b.\n", ("A b.", None, None, 5)),
         ("cola", "test.csv", 'idx,sentence,label\n7,"A, b.",-1\n', ("A, b.", None, None, 7)),
-        ("cola", "test.json", '[{"idx": 0, "sentence": "A, b.", "label": "-1"}]', ("A, b.", None, None, 0)),
         ("cola", "test.tsv", "idx\tsentence\tlabel\n0\tA, b.\t-1 \n", ("A, b.", None, None, 0)),
         # the STS benchmark's own files have no header; the authors call them csv
         ("stsb", "sts-dev.tsv", "main-news\tx\t2012test\t1\t4.000\tA\tB\tx\ty\n", ("A", "B", 4.0, 0)),
         ("stsb", "sts-dev.csv", 'main-news\tx\t2012test\t1\t0.25\tA\tB, "b\n', ("A", 'B, "b', 0.25, 0)),
-        ("stsb", "dev.tsv", "main-news\tx\t2012test\t1\t4.000\tA\tB\n", ("A", "B", 4.0, 0)),
     ],
 )
 def test_files_of_other_forms(tmp_path, name, file, content, expected):
@@ -139,9 +137,7 @@ def test_files_of_other_forms(tmp_path, name, file, content, expected):
         ("stsb", "test", "main-news\tx\t2012test\t1\t4.000\tA\tB\nx\n", ":2 has 1 columns, not the 7"),
         # GLUE's rows of test without their header have a number there too, but no score
         ("stsb", "train", "0\tnews\tx\t2012\t0001\ty\tz\tA\tB\n" * 2, " has no column 'sentence1' and 'sentence2'"),
-        ("qqp", "train", FILES["rte"][0], " has no column 'question1' and 'question2'; it has 'index'"),
         ("rte", "train", "index\tsentence1\tsentence2\n0\tA\tB\n", " has no column 'label'"),
-        ("rte", "train", "", " holds no example"),
         ("cola", "dev", "gj04\t1\t\tA b.\ngj04\t \t*\tB c.\n", ":2 has no label; training and dev"),
         ("mnli", "dev_matched", MNLI_HEADER + MNLI_ROW.format(0, 0, 0, " "), ":2 has no label; training and dev"),
         ("stsb", "dev", PAIRS.format("1", " ").replace("label", "score"), ":3 has no label; training and dev"),
