@@ -101,19 +101,18 @@ def test_every_evaluation_is_scored_with_the_thresholds_that_it_tunes(monkeypatc
     """All probabilities are below 0.5, and in the right order: the F1 at 0.5 is 0, at thresholds of their own 1."""
     task = make_task(TaskConfig(name="multilabel"), ("a", "b"))
     examples = [ClassifyExample("", label={name: 1.0}) for name in "aab"]
-    rows = [row_of(np.array(label)) for label in ([1.0, 0.0], [1.0, 0.0], [0.0, 1.0])]
-    dev = Split("dev", examples, rows, {})
-    outputs = [np.array(logits) for logits in ([-1.0, -4.0], [-2.0, -5.0], [-3.0, -3.0])]
+    dev = Split("dev", examples, [row_of(label) for label in np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])], {})
+    outputs = np.array([[-1.0, -4.0], [-2.0, -5.0], [-3.0, -3.0]])
     monkeypatch.setattr(evaluation, "_compute_split", lambda *_: (outputs, {"loss": 1.0}))
     infer = Inference(tiny_model(), "off", False, lambda params: params, lambda params, batch: None)
     metrics, tuned = evaluate(task, [dev, dev._replace(name="dev_other")], infer, 8, None, {})
     assert metrics["micro_f1"] == metrics["micro_f1_other"] == metrics["subset_accuracy"] == 1
     assert task.score(examples, task.decode(examples, [], outputs))["micro_f1"] == 0
     assert tuned.decode(examples, [], outputs)[1].labels == ("a",)
-    diverged = task.decode(examples, [], [np.full(2, np.nan)] * 3)
+    diverged = task.decode(examples, [], outputs * np.nan)
     assert task.tune(examples, diverged).thresholds == "0.5,0.5"
     # The constant prediction is tuned as well: both labels, 3 of 6 of them right, and none of the 3 missed.
-    assert constant_scores(task, Split("train", [], rows, {}), [dev])["micro_f1"] == 2 / 3
+    assert constant_scores(task, dev._replace(name="train"), [dev])["micro_f1"] == 2 / 3
 
 
 def test_an_example_with_which_a_tokenizer_fails_is_named_by_its_place():

@@ -93,16 +93,13 @@ ARROW_STREAM = b"\xff\xff\xff\xff\x90\0\0\0\x10\0\0\0\0\0\x0a\0\x0e\0\x06\0\0\0\
     ("name", "content", "problem"),
     [
         ("a.tsv", "a\tb\n1\n", "a.tsv:2 has 1 columns, not the 2 of 'a, b'; correct tabs"),
-        ("a.tsv", "a\tb\n1\t2\n1\t2\t3\n", "a.tsv:3 has 3 columns, not the 2 of 'a, b'"),
         ("a.tsv", "a\tb\ta\n", "a.tsv:1 names the column 'a' twice"),
         ("a.tsv", b"\na\tb\n1\tcaf\xe9\n", "a.tsv:3 is not UTF-8 (byte 0xe9)"),
-        ("a.csv", '"open\n2,3\n', "a.csv:1 is not a row of CSV (unexpected end of data)"),
         ("a.csv", '"a";"b",c\n1;2\n', "parted by ';'; save the table with commas, or as .tsv with tabs"),
         ("a.csv", 'a,b\n1,"open\n2,3\n', "a.csv:2 is not a row of CSV (unexpected end of data)"),
         ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is not a row of CSV"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON (Expecting value"),
         ("a.json", '[{"a": 1},\n{"a": }]', "a.json:2 is not JSON"),
-        ("a.json", "[1]", "a.json, item 1 is 1, not an object"),
         ("a.json", "5", "a.json, item 1 is 5, not an object"),
         ("a.tsv.gz", gzip.compress(b"a\tb\n1\t2\n" * 99, mtime=0)[:-20], "a.tsv.gz is damaged or another kind of file"),
         # of other programs, with the fix
@@ -135,7 +132,7 @@ def test_an_empty_file_has_no_records(tmp_path, name):
     assert f"{name} holds no example; give data, a row or object for each" in message(table.filled)
 
 
-@pytest.mark.parametrize("name", ["text", "a, ", ";", "label,"])
+@pytest.mark.parametrize("name", ["text", "a, ", ";"])
 def test_a_header_of_one_column_is_no_mistake(name):
     check_header([name], "a.tsv", False)
 
@@ -176,17 +173,13 @@ def find(tmp_path, monkeypatch):
         (["my_train.tsv", "train.tsv", "latest.tsv"], ".", ["./train.tsv", "", ""]),
         (["train.tsv", "dev_ids.tsv", "dev.tsv"], ".", ["./train.tsv", "./dev.tsv", ""]),
         # one file is the split that it is called
-        (["any.tsv"], "any.tsv", ["any.tsv", "", ""]),
         (["sick_dev.txt"], "sick_dev.txt", ["", "sick_dev.txt", ""]),
         (["test.csv"], "test.csv", ["", "", "test.csv"]),
         # in the order of the splits, or with their names
         (["a", "b"], "a, b", ["a", "b", ""]),
-        (["a", "b", "c"], "a,b,c", ["a", "b", "c"]),
         (["a=b.tsv", "c.tsv", "d,e.tsv"], "dev=a=b.tsv,train=c.tsv,test=d,e.tsv", ["c.tsv", "a=b.tsv", "d,e.tsv"]),
-        (["a=b.tsv"], "dev=a=b.tsv", ["", "a=b.tsv", ""]),
         # commas and brackets in names that exist
         (["a,b [1]/train.tsv"], "a,b [1]", ["a,b [1]/train.tsv", "", ""]),
-        (["mail, all.csv"], "mail, all.csv", ["mail, all.csv", "", ""]),
         (["mail, all.csv", "dev[2].csv"], "mail, all.csv,dev[2].csv", ["mail, all.csv", "dev[2].csv", ""]),
         (["mail, all.csv", "dev[2].csv"], "dev[2].csv, mail, all.csv ", ["dev[2].csv", "mail, all.csv", ""]),
     ],
