@@ -79,7 +79,6 @@ def test_a_tie_with_a_worse_candidate_is_wrong():
 
 
 CONFIG = TaskConfig(name="reranking", max_seq_length=24)
-PAIR, TWO = {"query": "q", "positive": "a"}, {"query": "q", "documents": ["a", "b"]}
 
 
 def jsonl(path, *rows):
@@ -131,8 +130,8 @@ def test_pairs_of_a_user():
 
 def beir(folder, **settings):
     """Writes a BEIR directory of three passages and a run, and returns the task that reads it."""
-    jsonl(folder / "corpus.jsonl", *({"_id": name, "text": f"text {name}"} for name in "abc"))
-    jsonl(folder / "queries.jsonl", *({"_id": name, "text": f"q{name}"} for name in "123"))
+    write(folder / "corpus.jsonl", "".join(map('{{"_id": "{0}", "text": "text {0}"}}\n'.format, "abc")))
+    write(folder / "queries.jsonl", "".join(map('{{"_id": "{0}", "text": "q{0}"}}\n'.format, "123")))
     write(folder / "qrels/dev.tsv", "query-id\tcorpus-id\tscore\n1\tb\t2\n1\tc\t1\n2\ta\t1\n3\tc\t1\n")
     lines = "1 Q0 a 0 0.5 x\n1 Q0 b 1 3.5 x\n1 Q0 c 2 0.4 x\n1 Q0 gone 3 9 x\n2 Q0 b 0 1 x\n"
     ranking = RankingConfig(**{"run": write(folder / "first.trec", lines), "candidates": 2} | settings)
@@ -157,7 +156,8 @@ def test_a_dev_set_is_what_another_search_has_found(tmp_path):
 
 def test_a_run_is_for_queries_without_candidates(tmp_path):
     task = beir(tmp_path / "beir")
-    train, dev = (jsonl(tmp_path / name, PAIR | {"negative": ["b"]}) for name in ("train.jsonl", "dev.jsonl"))
+    row = '{"query": "q", "positive": "a", "negative": ["b"]}'
+    train, dev = (write(tmp_path / name, row) for name in ("train.jsonl", "dev.jsonl"))
     assert "dev.jsonl has its own; leave it out" in message(task.read, dev, "dev")
     assert len(task.read(train, "train")) == 1
 
@@ -180,19 +180,23 @@ def test_a_run_that_is_none(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("row", "loss", "said"),
     [
-        (TWO | {"labels": [1]}, "", "train.jsonl:1 has 1 labels for 2 candidates"),
-        ({"query": "q", "documents": ["a", 3], "labels": [1, 0]}, "", "not a text or a list of texts"),
-        (TWO | {"labels": [1, 1]}, "", "no query has candidates of different grades"),
-        ({"documents": ["a"], "labels": [1]}, "", "has no column query"),
-        ({"query": "q", "passage": "a"}, "", "has no column label"),
-        (PAIR | {"negative": "b", "scores": [2, 0]}, "bce", "grade 2 is not from 0"),
-        (PAIR | {"negative": "b", "scores": [2, -1]}, "", "grade -1 is not 0 or more"),
+        ('{"query": "q", "documents": ["a", "b"], "labels": [1]}', "", "train.jsonl:1 has 1 labels for 2 candidates"),
+        ('{"query": "q", "documents": ["a", 3], "labels": [1, 0]}', "", "not a text or a list of texts"),
+        (
+            '{"query": "q", "documents": ["a", "b"], "labels": [1, 1]}',
+            "",
+            "no query has candidates of different",
+        ),
+        ('{"documents": ["a"], "labels": [1]}', "", "has no column query"),
+        ('{"query": "q", "passage": "a"}', "", "has no column label"),
+        ('{"query": "q", "positive": "a", "negative": "b", "scores": [2, 0]}', "bce", "grade 2 is not from 0"),
+        ('{"query": "q", "positive": "a", "negative": "b", "scores": [2, -1]}', "", "grade -1 is not 0 or more"),
     ],
 )
 def test_what_cannot_be_ranked_is_named(tmp_path, row, loss, said):
     ranking = RankingConfig(loss=loss) if loss else RankingConfig()
     task = make_task(dataclasses.replace(CONFIG, ranking=ranking))
-    place = jsonl(tmp_path / "train.jsonl", row)
+    place = write(tmp_path / "train.jsonl", row)
     assert said in message(lambda: task.settle(task.read(place, "train")))
 
 

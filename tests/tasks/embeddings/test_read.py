@@ -2,7 +2,6 @@
 """What data of texts that belong together are read as, and what is said of data that cannot be."""
 
 import dataclasses
-import json
 
 import pytest
 from builders import message, write
@@ -17,11 +16,10 @@ CONFIG = TaskConfig(name="embeddings")
 
 @pytest.fixture
 def read(tmp_path):
-    """Returns what is read of a file: of a text, or of JSON lines with these rows."""
+    """Returns what is read of a file with such a content."""
 
-    def read(content, name="train.tsv", config=CONFIG):
-        if not isinstance(content, str):
-            name, content = "train.jsonl", "".join(json.dumps(row) + "\n" for row in content)
+    def read(content, name="", config=CONFIG):
+        name = name or ("train.jsonl" if content.startswith("{") else "train.tsv")
         return read_texts(config, write(tmp_path / name, content), name.partition(".")[0])
 
     return read
@@ -30,7 +28,7 @@ def read(tmp_path):
 NLI = TaskConfig(name="embeddings", labels="entailment,neutral,contradiction")
 NAMED = TaskConfig(name="embeddings", text_column="y", second_text_column="x")
 NEGATIVES = dataclasses.replace(NAMED, embedding=EmbeddingConfig(negative_columns="z, w"))
-LISTS = {"query": "a", "pos": ["b", "c"], "neg": ["d"]}  # as FlagEmbedding has them
+LISTS = '{"query": "a", "pos": ["b", "c"], "neg": ["d"]}'  # as FlagEmbedding has them
 ALONE, AGAINST = "'label' is not used with texts alone:", "'score' is not used with negatives:"
 
 
@@ -39,8 +37,8 @@ ALONE, AGAINST = "'label' is not used with texts alone:", "'score' is not used w
     [
         ("query\tpositive\tnegative\tnegative_2\na\tb\tc\td\n", CONFIG, ["a b c d"], {}),
         ("query\tpositive\tnegative\tnegative_2\na\tb\t\tc\nd\te\te\t\n", CONFIG, ["a b c", "d e"], {SAME: 1}),
-        ([{"anchor": "a", "positive": "b", "negatives": ["c", "d", "b"]}], CONFIG, ["a b c d"], {SAME: 1}),
-        ([LISTS], CONFIG, ["a b d", "a c d"], {}),
+        ('{"anchor": "a", "positive": "b", "negatives": ["c", "d", "b"]}', CONFIG, ["a b c d"], {SAME: 1}),
+        (LISTS, CONFIG, ["a b d", "a c d"], {}),
         ("x\ty\tz\tw\na\tb\tc\t3\n", NAMED, ["b a"], {}),
         ("x\ty\tz\tw\na\tb\tc\t3\n", NEGATIVES, ["b a c 3"], {}),
         ("text\tlabel\na\tx\nb\ty\n", CONFIG, ["a a", "b b"], {ALONE: 2}),
@@ -90,13 +88,13 @@ def test_a_text_a_line(read, content, texts):
 
 
 def test_scores_of_a_teacher_stay_with_their_texts(read):
-    row = {"query": "a", "positive": ["b", "c"], "negative": ["d", "b", " "], "scores": [4, 3.5, 1, -2, 0]}
-    found = read([row])
+    row = '{"query": "a", "positive": ["b", "c"], "negative": ["d", "b", " "], "scores": [4, 3.5, 1, -2, 0]}\n'
+    found = read(row)
     assert [each.texts for each in found] == [("a", "b", "d"), ("a", "c", "d", "b")] and found.counts[SAME]
     assert [each.scores for each in found] == [(4.0, 1.0), (3.5, 1.0, -2.0)]
     task = make_task(dataclasses.replace(CONFIG, embedding=EmbeddingConfig(loss="kl")))
     assert task.settle(found).embedding.loss == "kl"
-    assert "not all examples have them" in message(task.settle, read([{"query": "a", "positive": "b"}, row]))
+    assert "not all examples have them" in message(task.settle, read('{"query": "a", "positive": "b"}\n' + row))
 
 
 def test_graded_pairs_choose_the_metric_of_dev(tmp_path, read):
@@ -109,16 +107,16 @@ def test_graded_pairs_choose_the_metric_of_dev(tmp_path, read):
 
 
 def test_questions_and_their_paragraphs(tmp_path):
-    qas = [[{"id": str(number), "question": f"q{number}", "answers": []}] for number in range(3)]
-    paragraphs = [[{"context": f"text {number}", "qas": own}] for number, own in enumerate(qas)]
-    path = write(tmp_path / "all.json", json.dumps({"data": [{"paragraphs": each} for each in paragraphs]}))
+    article = (
+        '{{"paragraphs": [{{"context": "text {0}", "qas": [{{"id": "{0}", "question": "q{0}", "answers": []}}]}}]}}'
+    )
+    path = write(tmp_path / "all.json", '{"data": [' + ", ".join(map(article.format, range(3))) + "]}")
     train, dev = (read_texts(CONFIG, f"{path}[:2],{path}[2:]", split) for split in ("train", "dev"))
     assert [each.texts for each in (*train, *dev)] == [(f"q{number}", f"text {number}") for number in range(3)]
     assert len(train) == 2 and len(read_texts(CONFIG, path, "train")) == 3
 
 
 BAD = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="bad"))
-TAUGHT = {"query": "a", "positive": ["b"], "negative": ["d", ""]}
 
 
 @pytest.mark.parametrize(
@@ -135,10 +133,10 @@ TAUGHT = {"query": "a", "positive": ["b"], "negative": ["d", ""]}
         ("dev.tsv", "text\na\n", "give a dev set of pairs"),
         ("dev.txt", "First .\nSecond .\n", "single texts score no vectors"),
         ("dev.tsv", "anchor\tpositive\na\t\nb\t\n", "in all 2 rows anchor or positive is empty"),
-        ("", [LISTS | {"pos": []}], "in all 1 rows query or pos is empty"),
-        ("", [TAUGHT | {"scores": [4, 3, 1]}], "train.jsonl:1 has 3 scores for 2 positives and negatives"),
-        ("", [TAUGHT | {"scores": ["x", 1]}], "train.jsonl:1"),
-        ("", [{"anchor": None, "positive": "b"}, {"anchor": 5, "positive": "b"}], ":2: 'anchor' is 5, not a text"),
+        ("", LISTS.replace('"b", "c"', ""), "in all 1 rows query or pos is empty"),
+        ("", '{"query": "a", "pos": "b", "neg": ["d", ""], "scores": [4, 3, 1]}', "train.jsonl:1 has 3 scores for 2 p"),
+        ("", '{"query": "a", "positive": "b", "negative": "d", "scores": ["x", 1]}', "train.jsonl:1"),
+        ("", '{"anchor": null, "positive": "b"}\n{"anchor": 5, "positive": "b"}', ":2: 'anchor' is 5, not a text"),
     ],
 )
 def test_what_cannot_be_read_is_named(read, name, content, problem):

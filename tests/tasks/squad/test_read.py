@@ -2,7 +2,6 @@
 """SQuAD's files are read from wherever they are, and what is wrong in one is said with its place."""
 
 import gzip
-import json
 
 import pytest
 from builders import message, write
@@ -12,16 +11,15 @@ from bert_jax.tasks.records import Record
 from bert_jax.tasks.squad import read as squad_read
 from bert_jax.tasks.squad.read import Answer, SquadExample, parse_question, read_squad, read_squad_file
 
-
-def article(number):
-    """Returns an article of two questions."""
-    answers = [{"text": "Łódź", "answer_start": 19}]
-    qas = [{"id": f"{number}-{place}", "question": "What?", "answers": answers} for place in (0, 1)]
-    return {"paragraphs": [{"context": f"Article {number} is about Łódź.", "qas": qas}]}
+ANSWERS = '"question": "What?", "answers": [{"text": "Łódź", "answer_start": 19}]'
 
 
 def content(articles=4):
-    return json.dumps({"version": "1.1", "data": [article(number) for number in range(articles)]})
+    """Returns a file of articles with two questions each."""
+    text = '{"context": "Article N is about Łódź.", "qas": [{"id": "N-0", ANSWERS}, {"id": "N-1", ANSWERS}]}'
+    text = text.replace("ANSWERS", ANSWERS)
+    every = ", ".join(f'{{"paragraphs": [{text.replace("N", str(number))}]}}' for number in range(articles))
+    return f'{{"version": "1.1", "data": [{every}]}}'
 
 
 @pytest.fixture
@@ -153,6 +151,6 @@ def test_what_is_no_squad_file(tmp_path, text, problem):
     ],
 )
 def test_the_place_of_what_is_wrong(tmp_path, old, new, problem):
-    wrong = json.dumps(json.loads(content()), ensure_ascii=False).replace(old, new)
+    wrong = content().replace(old, new)
     found = message(read_squad_file, write(tmp_path / "x.json", wrong))
     assert problem in found and "x.json" in found

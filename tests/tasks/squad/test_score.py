@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores are SQuAD's official ones."""
 
-import json
-
 import numpy as np
 import pytest
 from builders import message, write
@@ -83,8 +81,8 @@ def test_no_answer_is_right_or_wrong():
 def test_a_question_without_an_answer_is_not_of_v1(tmp_path):
     problem = "1 of 2 questions have no answer, the first 'b'; squad1 cannot score them"
     assert problem in message(score_squad1, [question("a", "x"), question("b")], {"a": "x", "b": ""})
-    paragraph = {"context": "red box", "qas": [{"id": "b", "question": "what", "answers": [], "is_impossible": True}]}
-    path = write(tmp_path / "dev.json", json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    qas = '[{"id": "b", "question": "what", "answers": [], "is_impossible": true}]'
+    path = write(tmp_path / "dev.json", f'{{"data": [{{"paragraphs": [{{"context": "red box", "qas": {qas}}}]}}]}}')
     task = SquadTask(TaskConfig(name="squad1", max_seq_length=128))
     assert "squad1 cannot score them, so use squad2" in message(task.read, f"dev={path}", "dev")
 
@@ -132,8 +130,8 @@ def test_odds_above_the_threshold_are_no_answer():
 @pytest.fixture
 def files(tmp_path):
     """Returns a file of one question, one of predictions and one of odds."""
-    qas = [{"id": "1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]}]
-    data = write(tmp_path / "data.json", json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": qas}]}]}))
+    qas = '[{"id": "1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]}]'
+    data = write(tmp_path / "data.json", f'{{"data": [{{"paragraphs": [{{"context": "x", "qas": {qas}}}]}}]}}')
     return data, write(tmp_path / "said.json", '{"1": "x"}'), write(tmp_path / "odds.json", '{"1": -1}')
 
 

@@ -82,8 +82,8 @@ def test_questions_without_rows_are_told():
 
 
 def test_all_is_read_as_the_version_says(tmp_path):
-    qas = [{"id": "1", "question": "Where?", "answers": [], "is_impossible": True}]
-    write(tmp_path / "dev-v2.0.json", json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]}))
+    qas = '[{"id": "1", "question": "Where?", "answers": [], "is_impossible": true}]'
+    write(tmp_path / "dev-v2.0.json", f'{{"data": [{{"paragraphs": [{{"context": "{CONTEXT}", "qas": {qas}}}]}}]}}')
     write(tmp_path / "dev-v1.1.json", "{}")
     task = SquadTask(TaskConfig(name="squad2"))
     assert task.read(str(tmp_path), "dev") == [SquadExample("1", "Where?", CONTEXT, (), True)]
