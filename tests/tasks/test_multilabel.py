@@ -36,10 +36,10 @@ def classes(labels=LABELS, **settings):
 
 @pytest.fixture
 def read(tmp_path):
-    """Returns the examples of a file in which each row has one of these labels."""
+    """Returns the examples of a file in which each row has one of these labels, as JSON."""
 
     def read(made, *labels):
-        lines = [json.dumps({"text": "ban", "labels": label}) + "\n" for label in labels]
+        lines = [f'{{"text": "ban", "labels": {label}}}\n' for label in labels]
         return made.read(write(tmp_path / "train.jsonl", "".join(lines)), "train")
 
     return read
@@ -54,31 +54,31 @@ def labelled(*labels):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "wanted", "shares"),
     [
-        (["b", "f"], {"b": 1, "f": 1}),
-        ([], {}),
-        ("f, b", {"b": 1, "f": 1}),
-        ({"b": 0.25, "d": True, "f": None}, {"b": 0.25, "d": 1}),
+        ('["b", "f"]', {"b": 1, "f": 1}, [1, 0, 1]),
+        ("[]", {}, [0, 0, 0]),
+        ('"f, b"', {"b": 1, "f": 1}, [1, 0, 1]),
+        ('{"b": 0.25, "d": true, "f": null}', {"b": 0.25, "d": 1}, [0.25, 1, 0]),
     ],
 )
-def test_labels_are_lists_texts_or_probabilities(read, value, wanted):
+def test_labels_are_lists_texts_or_probabilities(read, value, wanted, shares):
     examples = read(task(), value)
-    assert examples[0].label == wanted
-    assert rows_of(task(), examples)[0].label.tolist() == [wanted.get(name, 0) for name in LABELS]
+    assert examples[0].label == wanted and rows_of(task(), examples)[0].label.tolist() == shares
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        (["b", "x"], "label 'x' is not one of 'b', 'd', 'f'"),
-        ({"b": 2}, "are not probabilities from 0 to 1"),
-        ([["b"]], "label ['b'] is not a name"),
-        (None, "has no label; training and dev examples need one"),
-        ("{'b': 0.3}", "is an object as text; give"),
-        ([0, 1, 0], "are a list as Python writes it, or a 0 or 1"),
-        ("['b', 'd']", "are a list as Python writes it"),
-        ("[0. 1. 0.]", "are a list as Python writes it"),
+        ('["b", "x"]', "label 'x' is not one of 'b', 'd', 'f'"),
+        ('{"b": 2}', "are not probabilities from 0 to 1"),
+        ('[["b"]]', "label ['b'] is not a name"),
+        ("null", "has no label; training and dev examples need one"),
+        ("\"{'b': 0.3}\"", "is an object as text; give"),
+        ("[0, 1, 0]", "are a list as Python writes it, or a 0 or 1"),
+        ('"1,0,0"', "are a list as Python writes it"),
+        ("\"['b', 'd']\"", "are a list as Python writes it"),
+        ('"[0. 1. 0.]"', "are a list as Python writes it"),
     ],
 )
 def test_what_is_no_label_is_named(read, value, problem):
@@ -89,19 +89,19 @@ def test_what_is_no_label_is_named(read, value, problem):
 @pytest.mark.parametrize(
     ("rows", "wanted"),
     [
-        ([[1, 0], [0, 1]], [["x"], ["y"]]),
-        ([[1.0, 1.0], [0.0, 0.0]], [["x", "y"], []]),
-        ([[True, False], ["y"]], [["x"], ["y"]]),
+        ("[1, 0];[0, 1]", [["x"], ["y"]]),
+        ("[1.0, 1.0];[0.0, 0.0]", [["x", "y"], []]),
+        ('[true, false];["y"]', [["x"], ["y"]]),
     ],
 )
 def test_lists_of_a_0_or_1_for_each_label_are_in_the_order_of_the_settings(read, rows, wanted):
-    found = read(task((), named="x,y"), *rows)
+    found = read(task((), named="x,y"), *rows.split(";"))
     assert [[name for name, share in each.label.items() if share] for each in found] == wanted
 
 
-@pytest.mark.parametrize("rows", [[[1, 0], [0, 1]], [[True, False], [False, True]], ["1,0", "0,1"]])
+@pytest.mark.parametrize("rows", ["[1, 0];[0, 1]", "[true, false];[false, true]", '"1,0";"0,1"'])
 def test_lists_of_a_0_or_1_are_no_labels(read, rows):
-    found = read(task(()), *rows)
+    found = read(task(()), *rows.split(";"))
     assert "train.jsonl:1: all examples have the labels" in message(task(()).find_labels, found)
 
 
@@ -125,7 +125,7 @@ def test_columns_of_a_0_or_1_for_each_label(tmp_path):
 
 @pytest.mark.parametrize(("label", "sign"), [("b;d", ";"), ("b | d", "|"), ("d;x", ""), ("b, d", "")])
 def test_labels_with_another_sign_between_them_are_named(read, label, sign):
-    examples = read(task(()), *["b", "d", label] * 20)
+    examples = read(task(()), *['"b"', '"d"', f'"{label}"'] * 20)
     if sign:
         problem = f"label {label!r} is several; set task.label_separator to {sign!r}"
         assert problem in message(task(()).find_labels, examples)
@@ -240,7 +240,7 @@ def test_older_configurations_have_other_settings(saved, tmp_path, others):
 
 
 def test_soft_labels_of_classes(read):
-    examples = read(classes(), {"b": 0.75, "f": 0.25}, "d")
+    examples = read(classes(), '{"b": 0.75, "f": 0.25}', '"d"')
     rows = rows_of(classes(), examples, training=False)
     assert [row.label.tolist() for row in rows] == [[0.75, 0, 0.25], [0, 1, 0]]
     assert classes(()).find_labels(examples) == LABELS

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from builders import write
 from commands import run_python
 
 
@@ -16,12 +17,12 @@ def score(repository, *arguments):
 @pytest.fixture
 def files(tmp_path):
     """Returns the options that name a file of data and one of predictions."""
-    qas = [{"id": name, "question": "?", "answers": [{"text": name, "answer_start": 0}]} for name in ("x", "y")]
-    data = {"data": [{"paragraphs": [{"context": "x y", "qas": qas}]}]}
-    (tmp_path / "data.json").write_text(json.dumps(data))
-    (tmp_path / "predictions.json").write_text('{"x": "x"}')
-    (tmp_path / "odds.json").write_text('{"x": -1.5, "y": 3}')
-    return f"--data={tmp_path / 'data.json'}", f"--predictions={tmp_path / 'predictions.json'}"
+    question = '{"id": "N", "question": "?", "answers": [{"text": "N", "answer_start": 0}]}'
+    qas = ", ".join(question.replace("N", name) for name in "xy")
+    data = write(tmp_path / "data.json", f'{{"data": [{{"paragraphs": [{{"context": "x y", "qas": [{qas}]}}]}}]}}')
+    write(tmp_path / "odds.json", '{"x": -1.5, "y": 3}')
+    predictions = write(tmp_path / "predictions.json", '{"x": "x"}')
+    return f"--data={data}", f"--predictions={predictions}"
 
 
 def test_scores_and_what_is_missing(repository, files):

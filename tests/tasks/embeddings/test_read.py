@@ -107,10 +107,10 @@ def test_graded_pairs_choose_the_metric_of_dev(tmp_path, read):
 
 
 def test_questions_and_their_paragraphs(tmp_path):
-    article = (
-        '{{"paragraphs": [{{"context": "text {0}", "qas": [{{"id": "{0}", "question": "q{0}", "answers": []}}]}}]}}'
-    )
-    path = write(tmp_path / "all.json", '{"data": [' + ", ".join(map(article.format, range(3))) + "]}")
+    qas = '[{"id": "N", "question": "qN", "answers": []}]'
+    article = f'{{"paragraphs": [{{"context": "text N", "qas": {qas}}}]}}'
+    articles = ", ".join(article.replace("N", number) for number in "012")
+    path = write(tmp_path / "all.json", f'{{"data": [{articles}]}}')
     train, dev = (read_texts(CONFIG, f"{path}[:2],{path}[2:]", split) for split in ("train", "dev"))
     assert [each.texts for each in (*train, *dev)] == [(f"q{number}", f"text {number}") for number in range(3)]
     assert len(train) == 2 and len(read_texts(CONFIG, path, "train")) == 3
