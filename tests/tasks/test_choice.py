@@ -44,7 +44,6 @@ DIGITS = f"sent1\tending0\tending1\tending{'9' * 5000}\tlabel\nThe ban\tran\tsat
         ("train.jsonl", '{"question": "a", "endings": ["b", "c", "d"], "label": "2"}', {}, "a", "b|c|d", 2, 0),
         ("train.jsonl", IN_COLUMNS, {}, "a", "x b|x d|x e", 0, 0),
         ("train.jsonl", '{"q": "a", "c": ["b", "c"], "l": 0}', OWN, "a", "b|c", 0, 0),
-        ("train.csv", "Sent1,Sent2,Ending0,Ending1,Label,ID\na,x,b,c,1,7\n", {}, "a", "x b|x c", 1, 7),
         ("train.jsonl", NAMED, {}, "a", "b|c", 1, "q"),
         ("train.jsonl", NAMED.replace("A", "1").replace("B", "2"), {}, "a", "b|c", 1, "q"),
         ("test.jsonl", NAMED.replace('"answerKey": "B"', '"answerKey": ""'), {}, "a", "b|c", None, "q"),
@@ -66,9 +65,7 @@ def test_columns_that_were_read_are_known(read):
     assert task().parse(json.loads(COPA), "f:1")[:2] == ("I fell. cause", ("b", "c"))
 
 
-@pytest.mark.parametrize(
-    ("given", "label"), [("1.0", 1), ('"1.0"', 1), ('" 1 "', 1), ("-1.0", None), ('"-1.0"', None), ("null", None)]
-)
+@pytest.mark.parametrize(("given", "label"), [('"1.0"', 1), ('" 1 "', 1), ('"-1.0"', None), ("null", None)])
 def test_a_test_split_needs_no_label(read, given, label):
     (found,) = read(f'{{"context": "a", "choices": ["b", "c"], "label": {given}}}', "test.jsonl")
     assert found.label == label
@@ -129,6 +126,6 @@ def test_what_a_user_gives(value):
     assert task().parse(value, "f:1") == ChoiceExample("a", ("b", "c"), None, 0, "f:1")
 
 
-@pytest.mark.parametrize("value", ["a\tb", 5, {}, {"context": "a"}, ["a", 1, 2], None])
+@pytest.mark.parametrize("value", ["a\tb", {"context": "a"}, ["a", 1, 2], None])
 def test_what_a_user_gives_by_mistake(value):
     assert message(task().parse, value, "f:1").startswith("f:1")

@@ -35,25 +35,29 @@ def config(**settings):
     return TaskConfig(name="embeddings", max_seq_length=9, embedding=EmbeddingConfig(**settings))
 
 
+SIGNS = {0: ".", UNSEEN: "u", UNSCORED: "s"}
+
+
 @pytest.mark.parametrize(
-    ("text", "is_query", "settings", "expected"),
+    ("text", "is_query", "settings", "tokens", "marks"),
     [
-        ("ban .", True, {}, ("[CLS] ban . [SEP] [MASK] [MASK]", [0, 0, 0, 0, UNSEEN, UNSEEN])),
-        ("ban .", True, {"expansion_is_seen": True}, ("[CLS] ban . [SEP] [MASK] [MASK]", [0] * 6)),
-        ("ban .", True, {"query_expansion": 0}, ("[CLS] ban . [SEP]", [0] * 4)),
-        ("ban", True, {"query_expansion": 90, "query_length": 5}, ("[CLS] ban [SEP] [MASK] [MASK]", [0, 0, 0, 1, 1])),
-        ("ban " * 9, True, {}, ("[CLS] ban ban ban ban ban [SEP]", [0] * 7)),
-        ("ban . dar", False, {}, ("[CLS] ban . dar [SEP]", [0, 0, UNSCORED, 0, 0])),
-        ("ban . dar", False, {"skipped_words": '["dar", "none"]'}, ("[CLS] ban . dar [SEP]", [0, 0, 0, UNSCORED, 0])),
-        ("ban . dar", False, {"skipped_words": ""}, ("[CLS] ban . dar [SEP]", [0] * 5)),
-        ("ban " * 9, False, {}, ("[CLS] ban ban ban ban ban ban ban [SEP]", [0] * 9)),
+        ("ban .", True, {}, "[CLS] ban . [SEP] [MASK] [MASK]", "....uu"),
+        ("ban .", True, {"expansion_is_seen": True}, "[CLS] ban . [SEP] [MASK] [MASK]", "......"),
+        ("ban .", True, {"query_expansion": 0}, "[CLS] ban . [SEP]", "...."),
+        ("ban", True, {"query_expansion": 90, "query_length": 5}, "[CLS] ban [SEP] [MASK] [MASK]", "...uu"),
+        ("ban " * 9, True, {}, "[CLS] ban ban ban ban ban [SEP]", "......."),
+        ("ban . dar", False, {}, "[CLS] ban . dar [SEP]", "..s.."),
+        ("ban . dar", False, {"skipped_words": '["dar", "none"]'}, "[CLS] ban . dar [SEP]", "...s."),
+        ("ban . dar", False, {"skipped_words": ""}, "[CLS] ban . dar [SEP]", "....."),
+        ("ban " * 9, False, {}, "[CLS] ban ban ban ban ban ban ban [SEP]", "........."),
     ],
-)  # fmt: skip
+)
 def test_queries_are_filled_up_and_punctuation_of_passages_does_not_count(
-    tokenizer, text, is_query, settings, expected
+    tokenizer, text, is_query, settings, tokens, marks
 ):
     found = TokenFit(config(**settings), tokenizer)(tokenizer.encode(text), is_query)
-    assert (" ".join(tokenizer.tokens(found.token_ids)), found.marks.tolist()) == expected
+    assert " ".join(tokenizer.tokens(found.token_ids)) == tokens
+    assert "".join(SIGNS[mark] for mark in found.marks.tolist()) == marks
     assert found.was_cut == (len(text) > 20)
 
 

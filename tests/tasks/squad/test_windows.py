@@ -70,10 +70,8 @@ def test_answers_by_characters(tokenizer, context, answer, start, tokens):
     ("context", "answer", "start", "place"),
     [
         ("a rome b rome", "rome", 9, (9, 13)),
-        ("a rome b", "rome", 0, (2, 6)),  # the only place
         ("a rome b rome", "rome", 0, None),  # which one?
         ("a rome", "Rome", 2, None),
-        ("a rome", "rome", -4, (2, 6)),
         ("a rome", "rome", 10**30, (2, 6)),
         ("a rome", " \n", 1, None),
         ("a  b\nc", "a b c", 0, (0, 6)),
