@@ -15,8 +15,8 @@ from bert_jax.tasks.embeddings.beir import NO_PASSAGE, NO_QUERY, OWN_TEXT
 from bert_jax.tasks.embeddings.read import read_texts
 
 CONFIG = TaskConfig(name="embeddings")
-CORPUS = [{"_id": "d1", "title": "T", "text": "one"}, {"_id": "d2", "title": "", "text": "two"}]
-QUERIES = [{"_id": "q1", "text": "find one"}, {"_id": "q2", "text": "find two"}]
+CORPUS = '{"_id": "d1", "title": "T", "text": "one"}\n{"_id": "d2", "title": "", "text": "two"}\n'
+QUERIES = '{"_id": "q1", "text": "find one"}\n{"_id": "q2", "text": "find two"}\n'
 HEADER = "query-id\tcorpus-id\tscore\n"
 JUDGED = "q2\td2\t2\nq2\td1\t1\n"
 QRELS = "qrels/test.tsv"
@@ -27,9 +27,8 @@ def beir(tmp_path):
     """Returns BEIR's directory, of which a test says what is other than usual."""
 
     def beir(corpus=CORPUS, queries=QUERIES, qrels=HEADER + JUDGED):
-        for name, lines in (("corpus", corpus), ("queries", queries)):
-            write(tmp_path / "set" / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        write(tmp_path / "set" / QRELS, qrels)
+        for name, content in (("corpus.jsonl", corpus), ("queries.jsonl", queries), (QRELS, qrels)):
+            write(tmp_path / "set" / name, content)
         return tmp_path / "set"
 
     return beir
@@ -56,8 +55,8 @@ def as_on_the_hub(path):
     tables = {"data/test-00000-of-00001": judged}
     for name, lines in (("corpus", CORPUS), ("queries", QUERIES)):
         (path / f"{name}.jsonl").unlink()
-        for number, line in enumerate(lines):
-            columns = {key.removeprefix("_"): [value] for key, value in line.items()}
+        for number, line in enumerate(lines.splitlines()):
+            columns = {key.removeprefix("_"): [value] for key, value in json.loads(line).items()}
             tables[f"{name}/{name}-{number:05}-of-00002"] = columns
     for name, columns in tables.items():
         (path / name).parent.mkdir(exist_ok=True)
@@ -107,12 +106,12 @@ def test_layouts_of_beir(tmp_path, monkeypatch, beir, change, is_remote):
         ({"qrels": HEADER + "q2\td2\t2\nq2\tp99\t1\n"}, {NO_PASSAGE: 1}, ()),
         ({"qrels": HEADER + "q2\td2\t2\nq9\td2\t1\n"}, {NO_QUERY: 1}, ()),
         # Of the same text, with or without its title; but not what is relevant.
-        ({"corpus": [*CORPUS, {"_id": "q2", "title": "U", "text": "find two "}]}, {OWN_TEXT: 1}, ("q2",)),
-        ({"corpus": [*CORPUS, {"_id": "q2", "title": "find", "text": "two"}]}, {OWN_TEXT: 1}, ("q2",)),
-        ({"corpus": [*CORPUS, {"_id": "q2", "text": "another"}]}, {}, ()),
-        ({"corpus": [{"_id": "d2", "text": "find two"}]}, {NO_PASSAGE: 1}, ()),
-        ({"corpus": [*CORPUS, CORPUS[1]]}, {"corpus given twice, with the same text": 1}, ()),
-        ({"queries": [*QUERIES, QUERIES[1]]}, {"queries given twice, with the same text": 1}, ()),
+        ({"corpus": CORPUS + '{"_id": "q2", "title": "U", "text": "find two "}'}, {OWN_TEXT: 1}, ("q2",)),
+        ({"corpus": CORPUS + '{"_id": "q2", "title": "find", "text": "two"}'}, {OWN_TEXT: 1}, ("q2",)),
+        ({"corpus": CORPUS + '{"_id": "q2", "text": "another"}'}, {}, ()),
+        ({"corpus": '{"_id": "d2", "text": "find two"}'}, {NO_PASSAGE: 1}, ()),
+        ({"corpus": CORPUS + CORPUS}, {"corpus given twice, with the same text": 2}, ()),
+        ({"queries": QUERIES + QUERIES}, {"queries given twice, with the same text": 2}, ()),
     ],
 )
 def test_what_is_left_out_of_beir_is_counted(beir, changed, counts, own):
@@ -130,9 +129,9 @@ def test_what_is_left_out_of_beir_is_counted(beir, changed, counts, own):
         ({"qrels": HEADER + "q2\t\t2\n"}, "'query-id', 'corpus-id', 'score'"),
         ({"qrels": "a\tb\tc\nq2\td2\t1\n"}, "no column query-id with a value"),
         ({"qrels": "q2\td2\t1\nq2\td1\n"}, "test.tsv:2 has 2 columns, not 3"),
-        ({"corpus": [*CORPUS, {"_id": "d1", "text": "else"}]}, "corpus.jsonl:3 has the _id 'd1'"),
-        ({"queries": [*QUERIES, {"_id": "q1", "text": "x"}]}, "queries.jsonl:3 has the _id 'q1'"),
-        ({"corpus": [{"_id": True, "text": "x"}]}, "corpus.jsonl:1: '_id' is true, not a text"),
+        ({"corpus": CORPUS + '{"_id": "d1", "text": "else"}'}, "corpus.jsonl:3 has the _id 'd1'"),
+        ({"queries": QUERIES + '{"_id": "q1", "text": "x"}'}, "queries.jsonl:3 has the _id 'q1'"),
+        ({"corpus": '{"_id": true, "text": "x"}'}, "corpus.jsonl:1: '_id' is true, not a text"),
     ],
 )
 def test_what_cannot_be_of_beir_is_named(beir, changed, problem):
