@@ -12,7 +12,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.classify import ClassificationTask, RegressionTask
 from bert_jax.tasks.classify_read import is_pair
 from bert_jax.tasks.labels import ClassifyExample
-from bert_jax.tasks.texts import Classified, Scored, write_predictions
+from bert_jax.tasks.texts import Classified, Scored
 from bert_jax.text.fitting import pair_lengths
 
 
@@ -287,8 +287,7 @@ def test_the_settings_say_whether_there_are_two_texts(settings, expected):
 def test_predictions_of_classes(tmp_path):
     task = classify(("no", "yes"), metric="f1")
     examples = [example(label="yes", id=7), example(label="no", id="x\ty\nz"), example(label="yes")]
-    outputs = [np.array(each, np.float32) for each in ([0, np.log(3)], [1000, 0], [0, 0])]
-    found = task.decode(examples, [], outputs)
+    found = task.decode(examples, [], np.array([[0, np.log(3)], [1000, 0], [0, 0]], np.float32))
     assert [each.label for each in found] == ["yes", "no", "no"]
     assert found[0].probabilities == pytest.approx({"no": 0.25, "yes": 0.75})
     assert json.loads(json.dumps(task.show(found[1]))) == {"label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
@@ -296,8 +295,6 @@ def test_predictions_of_classes(tmp_path):
     task.write(tmp_path, "test", examples, found)
     assert (tmp_path / "test.tsv").read_text() == "index\tprediction\n7\tyes\nx y z\tno\n0\tno\n"
     assert "f:1 has no label" in message(task.score, [example()], found[:1])
-    write_predictions(tmp_path / "dev.tsv", [(examples[0], "b c\t")])
-    assert (tmp_path / "dev.tsv").read_text() == "index\tprediction\n7\tb c\n"
 
 
 def test_regression(labels_in, tokenizer):
