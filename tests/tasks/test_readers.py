@@ -177,6 +177,7 @@ def find(tmp_path, monkeypatch):
         (["test.csv"], "test.csv", ["", "", "test.csv"]),
         # in the order of the splits, or with their names
         (["a", "b"], "a, b", ["a", "b", ""]),
+        (["a", "b", "c"], "a,b,c", ["a", "b", "c"]),
         (["a=b.tsv", "c.tsv", "d,e.tsv"], "dev=a=b.tsv,train=c.tsv,test=d,e.tsv", ["c.tsv", "a=b.tsv", "d,e.tsv"]),
         # commas and brackets in names that exist
         (["a,b [1]/train.tsv"], "a,b [1]", ["a,b [1]/train.tsv", "", ""]),
