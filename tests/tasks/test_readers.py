@@ -52,6 +52,14 @@ def test_formats(tmp_path, name, content, expected, places):
         assert rows(read_table(marked)) == expected
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.tsv", TSV), ("a.csv", CSV), ("a.jsonl", JSON_LINES)])
+def test_a_table_may_be_read_in_parts(tmp_path, name, content):
+    path = write(tmp_path / name, content)
+    parts = list(readers.read_tables(path, 1))
+    assert [rows(part) for part in parts] == [[row] for row in rows(read_table(path))]
+    assert "is not a file; check the path" in message(list, readers.read_tables(f"{tmp_path}/none.tsv", 1))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [

@@ -9,7 +9,7 @@ from builders import message, write
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.beir import OWN_TEXT
-from bert_jax.tasks.embeddings.read import NO_TEXT, SAME, read_texts
+from bert_jax.tasks.embeddings.read import NO_TEXT, SAME, read_parts, read_texts
 
 CONFIG = TaskConfig(name="embeddings")
 
@@ -114,6 +114,7 @@ def test_questions_and_their_paragraphs(tmp_path):
     train, dev = (read_texts(CONFIG, f"{path}[:2],{path}[2:]", split) for split in ("train", "dev"))
     assert [each.texts for each in (*train, *dev)] == [(f"q{number}", f"text {number}") for number in range(3)]
     assert len(train) == 2 and len(read_texts(CONFIG, path, "train")) == 3
+    assert [len(part) for part in read_parts(CONFIG, path, 1)] == [3]
 
 
 BAD = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="bad"))
