@@ -44,6 +44,11 @@ from bert_jax.training.report import read_metrics
 from bert_jax.training.workdir import locked
 
 
+def run(data, workdir, **changes):
+    """Returns the result of a run on one device."""
+    return train(tiny_run(data, mesh=ONE_DEVICE, **changes), workdir)
+
+
 def test_a_run_leaves_a_model_curves_and_metrics(finished):
     workdir, result = finished
     assert result.step == 12 and result.signal == 0
@@ -79,10 +84,10 @@ def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data
     whole, uninterrupted = finished
     with monkeypatch.context() as patch:
         stop_at(patch, 5)
-        stopped = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+        stopped = run(toy_data, tmp_path / "run")
     assert stopped.signal == signal.SIGTERM and 5 <= stopped.step < 12
     assert not (tmp_path / "run" / "pretrained").exists()
-    resumed = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    resumed = run(toy_data, tmp_path / "run")
     assert_same_state(resumed.state, uninterrupted.state)
     assert losses(tmp_path / "run") == losses(whole)
     assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
@@ -109,7 +114,7 @@ def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path,
         stop_at(patch, 3)
         stopped = train(tiny_run(toy_data, mesh=mesh, train=zero1), tmp_path / "run")
     assert 3 <= stopped.step < 12
-    train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    run(toy_data, tmp_path / "run")
     ours, theirs = losses(tmp_path / "run"), losses(finished[0])
     assert sorted(ours) == sorted(theirs)
     for step in theirs:
@@ -120,11 +125,11 @@ def test_a_limit_of_predictions_that_no_sequence_reaches_may_change(finished, to
     """Version 0.2 wrote 20 for every length of rows; 5 of 32 tokens are what the rate asks for."""
     workdir, _ = finished
     for limit in (20, 0, 5):
-        assert train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=MaskingConfig(max_predictions=limit)), workdir).step
+        assert run(toy_data, workdir, masking=MaskingConfig(max_predictions=limit)).step
     with pytest.raises(
         InputError, match=r"another masking.max_predictions; .* resume with --config.masking.max_predictions=5 "
     ):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=MaskingConfig(max_predictions=3)), workdir)
+        run(toy_data, workdir, masking=MaskingConfig(max_predictions=3))
 
 
 class StoppedHere(Exception):
@@ -144,7 +149,7 @@ def test_the_share_that_is_predicted_is_told(toy_data, tmp_path, capsys, monkeyp
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
     masking = MaskingConfig(max_predictions=limit)
     with pytest.raises(StoppedHere):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=masking, optimizer=optimizer), tmp_path / "run")
+        run(toy_data, tmp_path / "run", masking=masking, optimizer=optimizer)
     lines = capsys.readouterr().err
     assert told in lines
     assert "warning: warm-up takes 100 steps and the schedule ends after" in lines
@@ -166,7 +171,7 @@ def test_a_work_directory_of_another_run_is_refused_and_untouched(finished, toy_
     workdir, _ = finished
     before = contents(workdir)
     with pytest.raises(InputError, match=named):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE, **change), workdir)
+        run(toy_data, workdir, **change)
     assert contents(workdir) == before
 
 
@@ -177,9 +182,9 @@ def test_a_second_run_in_a_work_directory_is_refused_and_writes_nothing(finished
         before = contents(workdir)
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         with pytest.raises(InputError, match=rf"is in use by another run \({holder}\); wait for it, or give") as caught:
-            train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+            run(toy_data, workdir)
         assert "\n" not in str(caught.value) and contents(workdir) == before
-    again = train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)  # which is finished, and is not trained again
+    again = run(toy_data, workdir)  # which is finished, and is not trained again
     assert_same_state(again.state, result.state)
     assert again.step == 12 and read_metrics(workdir / "metrics.jsonl") == records
 
@@ -221,7 +226,7 @@ def test_a_work_directory_of_another_kind_is_refused_in_one_line(toy_data, tmp_p
         content = json.dumps({"task": "sequence_classification", "run": to_dict(FinetuneConfig())})
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(InputError, match=r"of another kind of run, or damaged; give another workdir"):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path)
+        run(toy_data, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -231,7 +236,7 @@ def test_such_a_path_is_refused_before_anything_is_written(toy_data, tmp_path):
     fine = topics_run(make_topics(tmp_path / "topics", 32, 16), make_pretrained(tmp_path / "source"))
     before = sorted(tmp_path.rglob("*"))
     for write in (
-        lambda: train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / name),
+        lambda: run(toy_data, tmp_path / name),
         lambda: finetune(fine, tmp_path / name, jax.devices()[:1]),
         lambda: sweep(dataclasses.replace(fine, sweep=SweepConfig(seeds=2)), tmp_path / name, jax.devices()[:1]),
         lambda: save_pretrained(growing_bert(), tmp_path / name),
@@ -247,9 +252,9 @@ def test_a_damaged_config_of_a_run_is_deleted_and_written_again(finished, toy_da
     content = path.read_text()
     path.write_text(content[: len(content) // 2])
     with pytest.raises(InputError, match=r"config\.json.*damaged"):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+        run(toy_data, workdir)
     path.unlink()
-    train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+    run(toy_data, workdir)
     assert json.loads(path.read_text()) == json.loads(content)
 
 
@@ -288,7 +293,7 @@ def test_a_link_without_brackets_leads_to_a_directory_with_brackets(tmp_path):
 def test_other_data_is_refused(finished, tmp_path):
     other = make_dataset(tmp_path, seed=1)
     with pytest.raises(InputError, match="was trained on other data"):
-        train(tiny_run(other, mesh=ONE_DEVICE), finished[0])
+        run(other, finished[0])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +307,7 @@ def test_a_run_that_an_older_version_began_says_once_what_is_another(finished, t
     shutil.copytree(finished[0], workdir := tmp_path / "run")
     older(workdir)
     for times in (1, 0):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+        run(toy_data, workdir)
         assert capfd.readouterr().err.count(note) == times
 
 
@@ -315,7 +320,7 @@ def test_an_attempt_that_is_killed_before_its_first_step_counts(toy_data, tmp_pa
     monkeypatch.setattr("bert_jax.training.train.init_state", mock.Mock(side_effect=KeyboardInterrupt))
     for attempt in (1, 2):
         with pytest.raises(KeyboardInterrupt):
-            train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+            run(toy_data, tmp_path / "run")
         last = read_metrics(tmp_path / "run" / "metrics.jsonl", ["goodput"])[-1]
         assert (last["step"], last["attempts"]) == (0, attempt)
 
@@ -326,10 +331,10 @@ def test_a_resume_needs_nothing_of_the_model_that_the_run_started_from(finished,
     identity = json.loads((workdir / "config.json").read_text())
     identity["run"]["init_checkpoint"] = gone
     (workdir / "config.json").write_text(json.dumps(identity))
-    assert train(tiny_run(toy_data, mesh=ONE_DEVICE, init_checkpoint=gone), workdir).step == 12
+    assert run(toy_data, workdir, init_checkpoint=gone).step == 12
     assert "resume from step 12" in capsys.readouterr().err
     with pytest.raises(InputError, match="gone"):
-        train(tiny_run(toy_data, mesh=ONE_DEVICE, init_checkpoint=gone), tmp_path / "new")
+        run(toy_data, tmp_path / "new", init_checkpoint=gone)
     assert not (tmp_path / "new").exists()
 
 
@@ -462,6 +467,6 @@ def no_rows(data):
 def test_a_damaged_data_set_is_one_line(toy_data, tmp_path, damage, told):
     damage(data := shutil.copytree(toy_data, tmp_path / "data"))
     with pytest.raises(InputError, match=told) as caught:
-        train(tiny_run(data, mesh=ONE_DEVICE), tmp_path / "run")
+        run(data, tmp_path / "run")
     assert "prepare it with --tokenizer" not in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
