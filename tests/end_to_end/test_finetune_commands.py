@@ -139,17 +139,6 @@ def test_prediction_of_lines_from_a_file_or_a_pipe(repository, trained, tmp_path
     assert first == SENTENCES[0] and second.split()[0] == expected[0].label and second.count("%") == 3
 
 
-def test_prediction_of_pairs(repository, tmp_path):
-    settings = {"text_column": "sentence1", "second_text_column": "sentence2"}
-    model = make_model(tmp_path, "classification", "sequence_classification", ("no", "yes"), **settings)
-    pair = ("ban ber", "bis the")
-    lines = ["\t".join(pair), json.dumps(pair), json.dumps({"sentence1": pair[0], "sentence2": pair[1]})]
-    (expected,) = bert_jax.load_predictor(model)([pair])
-    for line in said(repository, "predict", checkpoint=model, format="json", text="\n".join(lines)):
-        assert json.loads(line)["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
-    assert_one_line(tool(repository, "predict", checkpoint=model, text="\t".join(pair) + "\nban\n"), "line 2", "two")
-
-
 @pytest.mark.parametrize(
     ("line", "part"),
     [
