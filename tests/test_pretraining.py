@@ -17,7 +17,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from builders import growing_bert, make_dataset, make_pretrained, make_topics, tiny_model, tiny_run, topics_run
+from builders import growing_bert, make_dataset, make_topics, tiny_model, tiny_run, topics_run
 from object_server import serving
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
@@ -230,10 +230,9 @@ def test_a_work_directory_of_another_kind_is_refused_in_one_line(toy_data, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_such_a_path_is_refused_before_anything_is_written(toy_data, tmp_path):
+def test_such_a_path_is_refused_before_anything_is_written(toy_data, pretrained, tmp_path):
     name = "run [1]"
-    (tmp_path / "source").mkdir()
-    fine = topics_run(make_topics(tmp_path / "topics", 32, 16), make_pretrained(tmp_path / "source"))
+    fine = topics_run(make_topics(tmp_path / "topics", 32, 16), pretrained)
     before = sorted(tmp_path.rglob("*"))
     for write in (
         lambda: run(toy_data, tmp_path / name),

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import make_pretrained
 
 import bert_jax
 from bert_jax.errors import InputError, package_needed
@@ -150,10 +149,9 @@ for attempt in (
 
 
 @pytest.mark.slow
-def test_what_is_heavy_is_needed_only_when_used(repository, tmp_path):
+def test_what_is_heavy_is_needed_only_when_used(repository, pretrained, tmp_path):
     """Loading and predicting go without; what needs a library says which, and how it is installed."""
-    model = make_pretrained(tmp_path)
-    command = [sys.executable, "-c", WITHOUT, str(model), str(tmp_path / "run")]
+    command = [sys.executable, "-c", WITHOUT, str(pretrained), str(tmp_path / "run")]
     done = subprocess.run(command, text=True, capture_output=True, cwd=repository)
     number, *told = done.stdout.splitlines()
     assert (number, done.returncode) == ("1", 0), done.stderr

@@ -6,10 +6,9 @@ import os
 import sys
 
 import pytest
-from builders import make_pretrained
 from commands import run_python
 
-from bert_jax import fill_masks, load_pretrained, sentence_embeddings
+from bert_jax import fill_masks, sentence_embeddings
 from bert_jax.devices import cores
 
 PROGRAM = """
@@ -57,8 +56,7 @@ def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(vari
     assert all(of_thread == usable for one in seen for of_thread in one) and all(seen)
 
 
-def test_single_requests_are_such_blocks(tmp_path, monkeypatch):
-    bert = load_pretrained(make_pretrained(tmp_path))
+def test_single_requests_are_such_blocks(bert, monkeypatch):
     asked = []
     monkeypatch.setattr(cores, "_wanted", True)
     monkeypatch.setattr(cores, "_PAUSE", -1.0)

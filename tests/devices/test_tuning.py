@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import make_pretrained
 from commands import run_python
 
 # What a process has that a library could change, before the import and after the first answers.
@@ -88,9 +87,8 @@ def changes(repository: Path, home: Path, program: str, *arguments: str, **varia
     return json.loads(done.stdout)
 
 
-def test_the_library_leaves_its_process_alone(repository, tmp_path):
-    model = make_pretrained(tmp_path)
-    assert changes(repository, tmp_path / "home", ANSWERS, str(model), XLA_FLAGS=os.environ["XLA_FLAGS"]) == {}
+def test_the_library_leaves_its_process_alone(repository, pretrained, tmp_path):
+    assert changes(repository, tmp_path / "home", ANSWERS, str(pretrained), XLA_FLAGS=os.environ["XLA_FLAGS"]) == {}
 
 
 def test_tuning_changes_what_it_says(repository, tmp_path):
