@@ -204,7 +204,7 @@ def _nearest_bits(queries: np.ndarray, vectors: Vectors, k: int, candidates: int
     said = np.zeros(numbers.shape, np.float32)
     for scores, query, near in zip(said, queries, numbers):
         bits = np.unpackbits(vectors.take(near).view(np.uint8) ^ flipped, axis=1, count=size)
-        # a product would round equal codes differently, by where they stand
-        scores[:] = np.where(bits, query, np.float32(0)).sum(axis=1)
+        # BLAS would round equal codes differently, by where they stand
+        scores[:] = np.einsum("CK,K->C", bits.astype(np.float32), query)
     order = np.argsort(-said, axis=1, kind="stable")[:, :k]
     return Nearest(*(np.take_along_axis(array, order, axis=1) for array in (said, numbers)))
