@@ -31,7 +31,7 @@ from bert_jax.checkpoints.sentence_transformers import (
     read_prompts,
     write_about,
 )
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError, reading, shown
 from bert_jax.model.heads.sparse import QUERY_TABLE
 from bert_jax.model.objective import Params
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
@@ -75,7 +75,8 @@ class _Routes(NamedTuple):
 def is_sparse_encoder(home: Folder) -> bool:
     """Returns whether a directory lists modules of a SparseEncoder."""
     listed = home.json(MODULES) if MODULES in home else []
-    kinds = [entry.get("type") for entry in listed if isinstance(entry, dict)]
+    with reading(str(home / MODULES)):
+        kinds = [entry.get("type") for entry in listed if isinstance(entry, dict)]
     return any(re.search(rf"\.({_OURS})$", str(kind)) for kind in kinds)
 
 
