@@ -181,7 +181,7 @@ def test_text_can_be_lower_cased_by_the_tokenizer_alone(tmp_path, directory):
     ],
 )
 def test_other_modules_are_named(directory, modules, problem):
-    listed = {"odd": 1} if modules is None else [{"type": OLD + kind, "path": path} for kind, path in modules]
+    listed = None if modules is None else [{"type": OLD + kind, "path": path} for kind, path in modules]
     (directory / MODULES).write_text(json.dumps(listed))
     with pytest.raises(InputError, match=problem):
         load_pretrained(directory)

@@ -28,6 +28,7 @@ DISTANCES = {"distance_buckets": 16, "farthest_distance": 90}
 SIZES = {
     "base": {},
     "roberta-base": {},
+    "distilbert": {},
     "electra-small": {"embedding_size": 16},
     "albert-base": {"embedding_size": 16},
     "mpnet-base": {},
