@@ -61,7 +61,7 @@ def test_two_processes_have_the_losses_of_one(repository, data, alone, tmp_path)
         ours, theirs = (bert_jax.load_pretrained(f"{workdir}@{step}") for workdir in (tmp_path / "run", alone))
         assert ours.trained == theirs.trained and ours.trained["step"] == step
         tables = [bert.params["encoder"]["embeddings"]["word"]["embedding"] for bert in (ours, theirs)]
-        np.testing.assert_allclose(*tables, atol=1e-4)
+        np.testing.assert_allclose(*tables, atol=1e-5)
 
 
 def test_a_signal_at_one_stops_all_and_any_number_goes_on(repository, data, alone, tmp_path):
