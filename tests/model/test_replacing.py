@@ -80,7 +80,7 @@ def test_words_stand_where_tokens_were_predicted():
     assert others.tolist() == [[0, 0, 0, 0, 1, 0]]
 
 
-@pytest.mark.parametrize("tables", ["apart", "shared"])
+@pytest.mark.parametrize("tables", ["apart", pytest.param("shared", marks=pytest.mark.slow)])
 def test_losses_are_those_of_two_models_of_which_each_learns_by_its_own(tables):
     objective = objective_with(tables, weight=3.0)
     params = params_of(objective)
@@ -197,6 +197,7 @@ def test_a_bert_that_told_replaced_tokens_is_loaded(tmp_path):
     assert load_pretrained(tmp_path / "hf").params.keys() == {"encoder"}
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_goes_on_and_leaves_the_model_alone(tmp_path, monkeypatch):
     config = run_of(make_dataset(tmp_path))
     whole = train(config, tmp_path / "whole")
