@@ -127,7 +127,7 @@ def loss_and_layers(config, params, batch):
 of_one_device = jax.jit(jax.value_and_grad(loss_and_layers, argnums=1, has_aux=True), static_argnums=0)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_shared_layers_are_layers_with_the_same_parameters(groups):
     """Hidden states, of each layer too, and gradients, whose sum is that of what is shared; also over eight devices."""
     apart = dataclasses.replace(model_size("tiny"), vocab_size=203, num_layers=4, unroll=1)

@@ -181,6 +181,7 @@ def of_steps(workdir, *names):
 NAMES = ("mlm_loss", "replaced_loss", "replaced_recall")
 
 
+@pytest.mark.slow
 def test_a_bert_that_told_replaced_tokens_is_loaded(tmp_path):
     """Transformers has no class for it, and its head is left out there."""
     config = run_of(make_dataset(tmp_path))
