@@ -295,6 +295,18 @@ def test_the_last_steps_are_reported_once(mesh, tmp_path):
         assert reports(tmp_path) == {3: 2.0, **({5: 4.5, 7: 6.5} if steps == 7 else {})}
 
 
+def test_steps_before_a_kill_are_in_the_report_after_it(mesh, tmp_path):
+    def ending(count):
+        yield from itertools.repeat(None, count)
+        raise KeyboardInterrupt
+
+    pace = Pace(12, 10, 0, 6)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, mesh, pace, {}, step=Calls().step, batches=ending(8))
+    run(tmp_path, mesh, pace, {12: 1.0}, step=Calls().step)
+    assert reports(tmp_path) == {10: 5.5, 12: 11.5}
+
+
 def test_the_last_steps_of_a_run_that_ends_early_are_reported_once(mesh, tmp_path):
     losses = {3: 1.0, 6: 2.0, 8: 3.0}
     for steps, patience in ((30, 1), (30, 1), (8, 0)):
