@@ -5,12 +5,14 @@ import dataclasses
 import gc
 import json
 import shutil
+import signal
 
 import jax
 import numpy as np
 import pytest
 from blank_figures import drawn
 from builders import make_learner, make_pretrained, make_topics, topics_run
+from whole_runs import stop_at
 
 import bert_jax
 from bert_jax.errors import InputError
@@ -21,6 +23,7 @@ from bert_jax.settings.finetuning import (
     FinetuneModelConfig,
     FinetuneTrainConfig,
     ProbeConfig,
+    SweepConfig,
     TaskConfig,
 )
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig
@@ -306,3 +309,76 @@ def test_processes_compare_what_rows_do_not_hold():
         )
 
     assert told("/here/qrels.tsv, line 2", 1.0) == told("/there/qrels.tsv, line 2", 1.0) != told("/here/qrels.tsv", 2.0)
+
+
+def test_predictions_of_every_split_are_written(finished):
+    names = sorted(path.name for path in (finished[0] / "predictions").iterdir())
+    assert any("dev" in name for name in names) and any("test" in name for name in names)
+    for path in (finished[0] / "predictions").iterdir():
+        assert len(path.read_text().splitlines()) in (20, 21, 60, 61)
+
+
+def test_labels_and_settings_travel_with_the_model(finished):
+    bert = bert_jax.load_pretrained(finished[0])
+    assert bert.task == "sequence_classification" and bert.labels == ("b", "d", "f")
+    assert bert.task_settings["name"] == "classification" and bert.task_settings["max_seq_length"] == 16
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_is_as_if_nothing_had_happened(finished, topics, start, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 14)
+        stopped = train(topics_run(topics, start), tmp_path / "run")
+    assert stopped.signal == signal.SIGTERM and 14 <= stopped.step < 30
+    resumed = train(topics_run(topics, start), tmp_path / "run")
+    assert resumed.metrics == finished[1].metrics and resumed.step == finished[1].step
+    ours, theirs = (bert_jax.load_pretrained(path).params for path in (tmp_path / "run", finished[0]))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert {s: r["loss"] for s, r in evaluations(tmp_path / "run").items()} == {
+        s: r["loss"] for s, r in evaluations(finished[0]).items()
+    }
+
+
+def test_a_table_is_not_streamed(topics, start, tmp_path):
+    data = FinetuneDataConfig(source=str(topics), stream="on")
+    with pytest.raises(InputError, match=r"stream=on reads prepared pairs while a run trains, and .* is read whole"):
+        train(topics_run(topics, start, data=data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_path):
+    shutil.copytree(topics, tmp_path / "data")
+    (tmp_path / "data" / "dev.tsv").write_text("sentence\tlabel\nban\tb\nban\t\n")
+    with pytest.raises(InputError, match=r"dev.tsv:3 has no label"):
+        prepare(topics_run(tmp_path / "data", start), bert_jax.load_pretrained(start))
+
+
+def test_other_data_is_refused(finished, start, tmp_path):
+    with pytest.raises(InputError, match="was trained on other data"):
+        train(topics_run(make_topics(tmp_path / "other", 30), start), finished[0])
+
+
+@pytest.mark.slow
+def test_microbatches_may_change_when_a_run_goes_on(topics, start, tmp_path, monkeypatch):
+    config = topics_run(
+        topics,
+        start,
+        model=FinetuneModelConfig(0.0, 0.0),
+        data=FinetuneDataConfig(source=str(topics), batch_size=16, pack="off"),
+    )
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 12)
+        assert train(config, tmp_path / "changed").signal
+    train(dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=3.0, accumulate=4)), tmp_path / "changed")
+    losses = [
+        [r["loss"] for r in read_metrics(tmp_path / name / "metrics.jsonl") if r["kind"] == "train"]
+        for name in ("whole", "changed")
+    ]
+    np.testing.assert_allclose(*losses, rtol=2e-3, atol=1e-5)
+
+
+def test_a_grid_is_no_single_run(topics, start, tmp_path):
+    config = topics_run(topics, start, sweep=SweepConfig(seeds=2))
+    with pytest.raises(InputError, match="ask for a grid of runs; call"):
+        finetune(config, tmp_path / "run", jax.devices()[:1])
