@@ -351,7 +351,8 @@ def test_heads_and_masks_widen_no_ranks(name):
         masks = MaskingConfig(whole_word=True, max_ngram=3, causal_rate=0.3)
         masked = jax.eval_shape(lambda: mask_rows(batch, masks, model.vocab_size, MASK, (CLS, SEP)))
         params = jax.eval_shape(lambda: init_params(model, jax.random.key(0), HEADS[name], 3))
-        jax.eval_shape(lambda params, batch: forward(model, params, batch, HEADS[name]), params, masked)
+        found = jax.eval_shape(lambda params, batch: forward(model, params, batch, HEADS[name]), params, masked)
+    assert jax.tree.leaves(found)[0].shape[0] == len(batch.token_ids)
 
 
 def test_batches_and_outputs_are_values(params, expected):
