@@ -5,7 +5,8 @@
 
 The model is one of sentence-transformers with mean pooling, the classifier one of transformers with the same encoder;
 --input has a text on each line. All sides compute float32 with all cores, in processes of their own (peers/answers.py),
-and take turns of one request, or of --in_a_row. A ratio is that of the medians. "First answer" is a whole new process,
+and take turns of one request, or of --in_a_row; onnx-int8 multiplies in 8 bits, and the share of texts that then have
+the same nearest neighbor stands beside it. A ratio is that of the medians. "First answer" is a whole new process,
 from its start to its answer, after one that nothing was kept of (cold) and one more (warm). With --table, which has a
 header, texts and labels, its first 1,000 rows are learnt in 3 epochs of batches of 32, and the next 200 evaluated after
 each: by the command `finetune`, cold and warm, and by transformers' Trainer, which saves nothing. --before=CHECKOUT
@@ -54,10 +55,12 @@ ROUNDS = flags.DEFINE_integer(
     "rounds", 40, "requests of one text; of sets an eighth", lower_bound=8
 )
 
-PEERS = ("torch", "onnx")
+ROUNDED = "onnx-int8"  # whose answers are others
+PEERS = ("torch", "onnx", ROUNDED)
 WORKER = CHECKOUT / "benchmarks" / "peers" / "answers.py"
 PARAGRAPH = 200  # words
 APART = 5e-3  # numbers of a unit vector, or probabilities, of two sides at most
+NEIGHBORS = 1000  # texts among which nearest neighbors are compared
 # Name -> kind of text, texts of a request.
 REQUESTS = {
     "one short text": ("short", 1), "one paragraph": ("paragraph", 1), "256 short texts": ("short", 256),
@@ -121,7 +124,7 @@ def texts_of(lines: list[str]) -> dict[str, list[str]]:
 
 
 def check(texts: dict[str, list[str]], cache: str) -> dict[str, float]:
-    """Returns the largest difference of a number in the answers of two sides, by work.
+    """Returns the largest difference of a number in the answers of two sides, by work, and what 8 bits keep.
 
     Raises: InputError if two sides do not answer alike: then how fast they are says nothing.
     """
@@ -134,15 +137,31 @@ def check(texts: dict[str, list[str]], cache: str) -> dict[str, float]:
             for name, side in processes.items()
         }
         for name, found in answers.items():
+            if name == ROUNDED:
+                continue
             apart = float(np.abs(found - answers["bert_jax"]).max())
             if not apart < APART:
                 raise InputError(
                     f"{name} does not answer as bert_jax does: {work} differs by {apart:.2g}"
                 )
             differences[work] = max(differences.get(work, 0.0), apart)
+    some = [*dict.fromkeys(texts["short"])][:NEIGHBORS]
+    nearest = {
+        name: nearest_others(processes[name].ask("embed", some, show=True)["answers"])
+        for name in ("bert_jax", ROUNDED)
+    }
+    differences["nearest kept"] = float(np.mean(nearest["bert_jax"] == nearest[ROUNDED]))
     for process in processes.values():
         process.close()
     return differences
+
+
+def nearest_others(vectors: list[list[float]]) -> np.ndarray:
+    """Returns the number of the nearest other vector of each, [n], by their products."""
+    numbers = np.array(vectors)
+    products = numbers @ numbers.T
+    np.fill_diagonal(products, -np.inf)
+    return products.argmax(axis=1)
 
 
 def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:

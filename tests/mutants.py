@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutants: small faults, put one at a time into the modules that hold results and data. Which do their tests miss?
 
-    python tests/mutants.py [MODULE ...] [--most=40] [--seed=1] [--cases]
+    python tests/mutants.py [MODULE ...] [--most=40] [--seed=1] [--cases] [--tests=FILE,...]
 
 A mutant has one operator, number, guard or result changed. It is killed if one of the module's own fast cases fails,
 dies or takes too long; else it survives, and a case is missing. `KNOWN` says why a survivor is none: the code means the
 same, or the number is free. The exit status is 1 if one survives that is not there. `--most=0` takes every mutant, and
-`--cases` runs all cases of each, and names those that kill nothing that others do not.
+`--cases` runs all cases of each, and names those that kill nothing that others do not. `--tests` names the files, below
+tests/, whose cases run; so any module can be asked about.
 
 Every mutant runs in a fork of a process that has collected the cases, in its own temporary folder. A fault outside of
 functions needs the package imported anew, so it runs in a fork of one that has imported libraries only.
@@ -483,10 +484,14 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=40, help="the mutants of a module; 0 is all of them")
     parser.add_argument("--seed", type=int, default=1, help="of the choice among them")
     parser.add_argument("--cases", action="store_true", help="runs all cases of each, and tells which kill nothing")
+    parser.add_argument("--tests", default="", help="files below tests/ with commas between, for modules of any name")
     given = parser.parse_args()
+    files = MODULES if not given.tests else dict.fromkeys(given.modules, given.tests.split(","))
+    if unknown := set(given.modules).difference(files):
+        parser.error(f"{', '.join(sorted(unknown))}: name the files of its cases with --tests")
     with tempfile.TemporaryDirectory(prefix="mutants_") as programs:
         import_libraries(programs)
-        sys.exit(min(1, run(given.modules, given.most, given.seed, given.cases)))
+        sys.exit(min(1, run({name: files[name] for name in given.modules}, given.most, given.seed, given.cases)))
 
 
 def cpu_seconds() -> float:
@@ -495,19 +500,19 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(modules: Sequence[str], most: int, seed: int, all_cases: bool) -> int:
+def run(modules: Mapping[str, Sequence[str]], most: int, seed: int, all_cases: bool) -> int:
     """Prints a row for each module, and returns how many mutants survive without a reason."""
     unexplained = 0
     kills: dict[str, set[str]] = collections.defaultdict(set)
     columns = ("places", "mutants", "killed", "known", "missed", "cases", "seconds")
     print(f"{'module':20}", *(f"{name:>7}" for name in columns))
-    for name in modules:
+    for name, files in modules.items():
         used = cpu_seconds()
         path = ROOT / "bert_jax" / f"{name.replace('.', '/')}.py"
         total = sum(1 for _ in sites(ast.parse(path.read_text("utf-8"))))
         chosen = random.Random(f"{name} {seed}").sample(range(total), min(most or total, total))
         mutants = [make(path, index) for index in sorted(chosen)]
-        outcomes, failed = verdicts(name, MODULES[name], mutants, all_cases)
+        outcomes, failed = verdicts(name, files, mutants, all_cases)
         if broken := [case for case, outcome in outcomes.items() if not outcome.passed]:
             raise SystemExit(f"without a fault: {broken[0]} fails")
         alive = [mutant for mutant, cases in zip(mutants, failed) if cases == []]

@@ -2,6 +2,7 @@
 """Real processes for tests, which train as one: started, waited for, and what they said."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def start(repository, arguments, num_processes, devices=1, more=None, script=Non
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(repository)}
     processes = []
     for number in range(num_processes):

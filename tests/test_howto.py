@@ -78,10 +78,13 @@ def run(place: Path, *command: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *command], cwd=place, text=True, capture_output=True, **options)
 
 
+PAGES = [page.stem for page in sorted(HOWTO.glob("*.md")) if blocks(page)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("page", [page.stem for page in sorted(HOWTO.glob("*.md")) if blocks(page)])
+@pytest.mark.parametrize(("page", "devices"), [*((page, 1) for page in PAGES), ("own_loop", 8), ("adapters", 8)])
 def test_the_programs_of_a_how_to_run(place, page, devices):
+    """On one device; on eight those that step and save by themselves."""
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     source = "\n".join(blocks(HOWTO / f"{page}.md"))
     done = run(place, "-c", source, env=os.environ | {"XLA_FLAGS": flags})

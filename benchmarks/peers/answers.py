@@ -6,8 +6,8 @@
 
 Reads lines {"work": "embed" or "classify", "texts": [...]} and answers each with seconds, CPU seconds and the most
 memory so far; with "show" also the vectors of length 1 or the probabilities, in the order of the texts. torch is
-sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets sorted by length, in
-batches of 32.
+sentence-transformers and transformers; ONNX Runtime runs their exported models, onnx-int8 those that it has quantized
+dynamically. All take sets sorted by length, in batches of 32.
 """
 
 import json
@@ -77,7 +77,9 @@ def torch_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
     return {"embed": embed, "classify": classify}
 
 
-def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
+def onnx_side(
+    model: str, classifier: str, file: str = "answers.onnx"
+) -> dict[str, Callable[[], Answer]]:
     """Returns the same with ONNX Runtime and tokenizers; the models are exported by `export` below, once."""
     import numpy as np
     import onnxruntime
@@ -87,7 +89,7 @@ def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(os.sched_getaffinity(0))
         session = onnxruntime.InferenceSession(
-            f"{directory}/answers.onnx", options, providers=["CPUExecutionProvider"]
+            f"{directory}/{file}", options, providers=["CPUExecutionProvider"]
         )
         wanted = [one.name for one in session.get_inputs()]
         tokenizer = Tokenizer.from_file(f"{directory}/tokenizer.json")
@@ -130,6 +132,11 @@ def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
     return {"embed": embed, "classify": classify}
 
 
+def int8_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
+    """Returns the same with ONNX Runtime's products of 8 bits."""
+    return onnx_side(model, classifier, "answers_int8.onnx")
+
+
 def in_batches(run: Answer) -> Answer:
     """Returns a function that takes any number of texts, sorted by length, BATCH at a time."""
 
@@ -146,12 +153,13 @@ def in_batches(run: Answer) -> Answer:
 
 
 def export(model: str, classifier: str) -> None:
-    """Writes answers.onnx beside both models, if it is missing."""
+    """Writes answers.onnx and answers_int8.onnx beside both models, if they are missing."""
     import torch
+    from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     for directory, kind in ((model, AutoModel), (classifier, AutoModelForSequenceClassification)):
-        if os.path.exists(f"{directory}/answers.onnx"):
+        if os.path.exists(f"{directory}/answers_int8.onnx"):
             continue
         net = kind.from_pretrained(directory, dtype=torch.float32).eval()
         net.config.return_dict = False
@@ -165,7 +173,13 @@ def export(model: str, classifier: str) -> None:
                 net, (ids, mask, ids * 0), f"{folder}/answers.onnx", input_names=names, dynamo=True,
                 dynamic_shapes=dynamic, external_data=False,
             )  # fmt: skip
-            os.replace(f"{folder}/answers.onnx", f"{directory}/answers.onnx")
+            quantize_dynamic(
+                f"{folder}/answers.onnx",
+                f"{folder}/answers_int8.onnx",
+                weight_type=QuantType.QInt8,
+            )
+            for name in ("answers.onnx", "answers_int8.onnx"):
+                os.replace(f"{folder}/{name}", f"{directory}/{name}")
 
 
 def train(model: str, folder: str) -> None:
@@ -203,7 +217,8 @@ def main() -> None:
     if side in ("export", "train"):
         (export if side == "export" else train)(model, classifier)
         return
-    makers = {"bert_jax": ours, "torch": torch_side, "onnx": onnx_side}[side](model, classifier)
+    kinds = {"bert_jax": ours, "torch": torch_side, "onnx": onnx_side, "onnx-int8": int8_side}
+    makers = kinds[side](model, classifier)
     ready: dict[str, Answer] = {}
     for line in sys.stdin:
         request = json.loads(line)

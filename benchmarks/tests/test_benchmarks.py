@@ -299,10 +299,10 @@ def test_answers_beside_peers_that_answer_too(repository, tmp_path):
     done = subprocess.run(command, cwd=repository, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines() if line}
-    assert rows["embed, 256 short texts"][-5] == rows["classify, 256 short texts"][-5] == "32,000.0"
+    assert rows["embed, 256 short texts"][-6] == rows["classify, 256 short texts"][-6] == "32,000.0"
     record = json.loads((tmp_path / "out.json").read_text())
     of = {(one["work"], one["request"]): one for one in record["requests"] if one["side"] == "bert_jax"}
-    assert len(of) == 10 and len(record["requests"]) == 40 and len(record["first"]) == 16
+    assert len(of) == 10 and len(record["requests"]) == 50 and len(record["first"]) == 20
     for one in of.values():
         assert len(one["seconds"]) == (8 if one["texts"] == 1 else 1) and 0 < one["p50"] <= one["p95"]
     ours, before, theirs = record["trained"][:3]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batches of inference: prediction, evaluation, embedding, filling and scoring take them all here."""
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -21,6 +23,7 @@ from bert_jax.batches.shapes import (
     row_lengths,
 )
 from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.cores import usable_cores
 from bert_jax.settings.model import ModelConfig
 
 _TOKENS_ON_CPU, _TOKENS_ELSEWHERE = 512, 16384  # that a device computes at once
@@ -141,17 +144,50 @@ def _finer_lengths(
 def computed(
     layouts: Iterable[Layout], compute: Callable[[Layout], PyTree]
 ) -> Iterator[tuple[Layout, PyTree]]:
-    """Yields each layout and `compute(layout)` on the host, while devices compute those of the next layouts."""
-    started: deque[tuple[Layout, PyTree]] = deque()
-    for layout in layouts:
-        started.append((layout, compute(layout)))  # dispatched, not awaited
-        if len(started) > _IN_FLIGHT:
-            yield _on_host(*started.popleft())
-    while started:
-        yield _on_host(*started.popleft())
+    """Yields each layout and `compute(layout)` on the host, while devices compute those of the next layouts.
+
+    A single CPU computes as many batches at once as it has cores, each on a thread: one alone leaves cores idle.
+    """
+    cores = _cores()
+    begun: set[tuple[int, int]] = set()  # shapes
+    started: deque[tuple[Layout, Callable[[], PyTree]]] = deque()
+    with ThreadPoolExecutor(cores) as pool:  # starts no thread before it has work
+        have_settings = functools.cache(functools.partial(_has_the_same_settings, pool))
+        for layout in layouts:
+            shape = layout.num_rows, layout.length
+            if cores > 1 and shape in begun and have_settings():
+                started.append((layout, pool.submit(_on_host, compute, layout).result))
+            else:  # here, so that a program is compiled once
+                started.append((layout, _later(compute(layout))))
+            begun.add(shape)
+            if len(started) > max(cores, _IN_FLIGHT):
+                yield _finished(*started.popleft())
+        while started:
+            yield _finished(*started.popleft())
 
 
-def _on_host(layout: Layout, result: PyTree) -> tuple[Layout, PyTree]:
-    arrays = jax.device_get(result)
+def _cores() -> int:
+    """Returns the cores of this process if they are its one device, else 1."""
+    if jax.default_backend() != "cpu" or jax.device_count() > 1:
+        return 1  # programs of several devices wait for each other, so all take them in one order
+    return usable_cores()
+
+
+def _has_the_same_settings(pool: Executor) -> bool:
+    """Returns whether threads of a pool see JAX's settings of this one, which a `with` block may have changed."""
+    return pool.submit(lambda: dict(jax.config.values)).result() == dict(jax.config.values)
+
+
+def _on_host(compute: Callable[[Layout], PyTree], layout: Layout) -> PyTree:
+    return jax.device_get(compute(layout))
+
+
+def _later(result: PyTree) -> Callable[[], PyTree]:
+    """Returns a function that waits for a dispatched result."""
+    return lambda: jax.device_get(result)
+
+
+def _finished(layout: Layout, wait: Callable[[], PyTree]) -> tuple[Layout, PyTree]:
+    arrays = wait()
     give_back_freed_memory()
     return layout, arrays

@@ -15,6 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from bert_jax.devices.cores import usable_cores
 from bert_jax.errors import StoppedError
 from bert_jax.storage.files import allow_many_files
 
@@ -37,9 +38,7 @@ def task_runner(
     """
     allow_many_files()
     if not num_workers:
-        # those that this process may use: in a job or container often fewer than there are
-        affinity = getattr(os, "sched_getaffinity", None)  # not on every system
-        num_workers = len(affinity(0)) if affinity else os.cpu_count() or 1
+        num_workers = usable_cores()
     if num_workers == 1:
         yield lambda function, tasks, what: _collect(
             enumerate(map(function, tasks)), len(tasks), what

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wakes the threads that compute on a CPU on all of its cores.
+"""The cores of a CPU: how many a process may use, and threads that wake on all of them.
 
 After a pause Linux on a virtual machine may wake all of XLA's threads on one core, since it takes a halted core for one
 that the host has taken away, and moves them apart only after tens of milliseconds. A short request has ended by then.
@@ -17,6 +17,12 @@ _XLA = "tf_XLAEigen"  # the name of the threads
 _wanted = False  # whether this process has asked for it
 _found: dict[int, list[int]] = {}  # the threads of a process, which a fork does not have
 _ended = 0.0  # when the last request ended
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may use: in a job or container often fewer than there are."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def give_threads_cores() -> None:

@@ -3,6 +3,7 @@
 
 import concurrent.futures
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 from builders import computed, random_batch, tiny_model
 from hf_models import make_tokenizer, random_params
 
+import bert_jax
+from bert_jax.batches import infer
+from bert_jax.batches.pack import Layout
 from bert_jax.inference.pretrained import Pretrained
 from bert_jax.model.objective import encode
 from bert_jax.settings.model import model_size
@@ -50,3 +54,44 @@ def test_four_threads_say_what_one_says(config):
         found = list(pool.map(models[0].encode, texts))
     for ours, theirs in zip(found, map(models[1].encode, texts), strict=True):
         jax.tree.map(np.testing.assert_array_equal, ours._asdict(), theirs._asdict())
+
+
+def test_sets_are_the_same_bits_on_one_core_and_on_several(monkeypatch):
+    """Batches are computed on a thread a core, but on the caller's if that has settings of JAX of its own."""
+    rng = np.random.default_rng(1)
+    config = tiny_model()
+    bert = Pretrained(config, random_params(config), make_tokenizer(203))
+    texts = [" ".join(f"word{number}" for number in rng.integers(0, 140, 20)) for _ in range(200)]
+    threads = set()
+
+    def device_get(tree):
+        threads.add(threading.get_ident())
+        return jax.tree.map(np.asarray, tree)
+
+    monkeypatch.setattr(jax, "device_get", device_get)
+    here = {threading.get_ident()}
+    monkeypatch.setattr(infer, "_cores", lambda: 1)
+    alone = bert_jax.sentence_embeddings(bert, texts)
+    assert threads == here
+    monkeypatch.setattr(infer, "_cores", lambda: 3)
+    np.testing.assert_array_equal(bert_jax.sentence_embeddings(bert, texts), alone)
+    assert len(threads) > 1
+    threads.clear()
+    with jax.default_matmul_precision("highest"):
+        np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, texts), alone, atol=1e-5)
+    assert threads == here
+
+
+def test_what_a_batch_raises_in_a_thread_reaches_the_caller(monkeypatch):
+    monkeypatch.setattr(infer, "_cores", lambda: 2)
+
+    def compute(layout):
+        if layout.bins == [[2]]:
+            raise ValueError("two")
+        return np.array(layout.bins)
+
+    layouts = [Layout([[number]], 1, 8, 1) for number in range(5)]
+    found = infer.computed(layouts, compute)
+    assert [next(found)[1].tolist() for _ in range(2)] == [[[0]], [[1]]]
+    with pytest.raises(ValueError, match="two"):
+        list(found)
