@@ -73,7 +73,10 @@ def bytes_of_modernbert(lines: Sequence[str] = LINES, size: int = 400) -> Tokeni
 def bytes_of_llama(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
     """As EuroBERT has it: no token for what is not known, and the end of a text is padding, too."""
     made = Tokenizer(models.BPE(ignore_merges=True))
-    words = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
+    words = Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
     split = [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     made.pre_tokenizer = pre_tokenizers.Sequence(split)
     learn_bytes(made, lines, size - 3, ())

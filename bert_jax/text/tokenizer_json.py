@@ -29,6 +29,7 @@ from bert_jax.text.sentencepieces import BLANK, NO_WORDS, join_ids, stands_alone
 from bert_jax.text.tokenizer_files import DESCRIBED
 from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, JsonObject, Template, reserved_tokens
 from bert_jax.text.wordpiece import second_type
+from bert_jax.text.words import SpacedEncoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -172,6 +173,17 @@ class DescribedPieces:
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
         texts = list(map(without_surrogates, texts))
+        return self._encode_all(texts) if self._by_words is None else self._by_words(texts)
+
+    @functools.cached_property
+    def _by_words(self) -> SpacedEncoder | None:
+        """What looks up words, where those of the file stand alone."""
+        if not _words_stand_alone(json.loads(self.content), self._model.normalizer):
+            return None
+        return SpacedEncoder(self._encode_all, len(self.vocab))
+
+    def _encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the concatenated ids of texts without surrogates, and the number of ids of each, by the library."""
         try:
             with no_panic():
                 # fast: it keeps no spans, which nobody asks for here
@@ -220,6 +232,54 @@ class DescribedPieces:
 
 
 # The parts of the file
+
+# Normalizers that change a character by itself, or with marks after it, wherever it stands.
+_LOCAL = "NFC NFD NFKC NFKD Nmt Lowercase StripAccents BertNormalizer Precompiled".split()
+# How Llama 3 splits text: a blank can only be the first character of a part.
+_OF_LLAMA = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def _words_stand_alone(described: JsonObject, normalizer: Any) -> bool:
+    """Returns whether a word with the blank before it has the same ids in every text with one blank between words.
+
+    Of what a file may describe this knows the usual parts, of which none looks beyond a blank; others say no.
+    `normalizer` is the library's.
+    """
+    for part in _members(described.get("normalizer"), "normalizers"):
+        replaced = part.get("pattern", {}).get("String", " ")
+        if part["type"] not in _LOCAL and not (part["type"] == "Replace" and " " not in replaced):
+            return False
+    for token in described.get("added_tokens") or []:
+        name = token["content"]
+        forms = [name, normalizer.normalize_str(name)] if normalizer else [name]
+        if token["rstrip"] or (name.strip() and any(" " in form for form in forms)):
+            return False
+    splitters = list(_members(described.get("pre_tokenizer"), "pretokenizers"))
+    kinds = [part["type"] for part in splitters]
+    last = splitters[-1] if splitters else {}
+    if kinds == ["ByteLevel"]:
+        return last.get("use_regex", True)
+    if kinds == ["Split", "ByteLevel"]:
+        return splitters[0]["pattern"] == {"Regex": _OF_LLAMA} and not (
+            splitters[0]["invert"] or last["add_prefix_space"]
+        )
+    if kinds in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+        return kinds[0] == "WhitespaceSplit" or last.get("split", True)
+    return kinds in (["WhitespaceSplit"], ["BertPreTokenizer"])
+
+
+def _members(part: JsonObject | None, name: str) -> Iterator[JsonObject]:
+    """Yields the parts of a normalizer or pre-tokenizer that follow each other."""
+    if not part:
+        return
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for member in part[name]:
+        yield from _members(member, name)
 
 
 def _library() -> types.ModuleType:

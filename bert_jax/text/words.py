@@ -261,6 +261,67 @@ class BatchEncoder:
         return _count_lines(*self._normal_ids.join(numbers), words.line_counts)
 
 
+class SpacedEncoder:
+    """Maps texts to ids where a word has the same ids, with the blank before it, in every text.
+
+    A text whose words have one blank between them is looked up word by word. Any other is encoded whole, as new words
+    are, by `encode`, which returns the concatenated ids of texts, and the number of ids of each.
+    """
+
+    def __init__(
+        self, encode: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]], vocab_size: int
+    ):
+        self._encode = encode
+        self._dtype = np.min_scalar_type(vocab_size - 1)
+        self._lock = threading.Lock()  # all threads share the tables below
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers, self._ids = WordNumbers(), Lists(self._dtype)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the concatenated ids of all texts, and the number of ids of each."""
+        # A line is a text, and NUL would be part of a word that the table cannot tell from one without it.
+        lines = ["" if "\n" in text or "\0" in text else text for text in texts]
+        words, spaced = _spaced_words(find_words(_to_bytes("\n".join(lines))))
+        spaced = spaced[: len(texts)]  # no text is a line too
+        with self._lock:
+            if max(self._numbers.count, len(self._ids.ids) // 4) > _CACHED_WORDS:
+                self._forget()
+            numbers, new = self._numbers.look_up(words)
+            if len(new):
+                self._ids.extend(*self._encode(_take_words(words, new)))
+            looked_up, counts_of_spaced = _count_lines(*self._ids.join(numbers), words.line_counts)
+        if spaced.all():
+            return looked_up, counts_of_spaced
+        whole, counts_of_others = self._encode(
+            [text for text, is_spaced in zip(texts, spaced) if not is_spaced]
+        )
+        counts = np.zeros(len(texts), np.int64)
+        counts[spaced], counts[~spaced] = counts_of_spaced, counts_of_others
+        of_spaced = np.repeat(spaced, counts)
+        ids = np.zeros(len(of_spaced), self._dtype)
+        ids[of_spaced], ids[~of_spaced] = looked_up, whole
+        return ids, counts
+
+
+def _spaced_words(words: Words) -> tuple[Words, np.ndarray]:
+    """Returns the words, with the blank before each, of lines with one between them, and which lines [n] those are."""
+    data = np.frombuffer(words.raw, np.uint8)
+    before = data[words.starts - 1]
+    is_odd = (before != ord(" ")) & (before != ord("\n"))
+    edges = np.cumsum(np.append(0, words.line_counts))
+    in_words, odd = (
+        np.diff(np.append(0, np.cumsum(each))[edges])
+        for each in (words.stops - words.starts, is_odd)
+    )
+    sizes = np.diff(np.flatnonzero(data == ord("\n"))) - 1
+    spaced = (sizes == in_words + words.line_counts - 1) & (odd == 0)
+    chosen = np.repeat(spaced, words.line_counts)
+    starts = (words.starts - (before == ord(" ")))[chosen]
+    return Words(words.raw, starts, words.stops[chosen], words.line_counts[spaced]), spaced
+
+
 def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,60 @@ def test_ids_are_the_librarys(tokenizer, library):
     ids, counts = tokenizer.encode_arrays(texts)
     assert ids.tolist() == [index for each in wanted for index in each] and counts.tolist() == [*map(len, wanted)]
     assert tokenizer.kind == "tokenizers" and tokenizer.vocab_size == library.get_vocab_size()
+
+
+ODD = (
+    "|a|a |a  b|a\tb|don't 'tis it's|a\nb|a\0|\0|\0 \0a|a\u00a0b|\u00a8a \u00a8b|x \u0308a|12345 6789|\u200b a\u200bb|"
+    "`` x ''|\ufdfa \ufc5e a|\u03a3\u0391\u03a3 \u03a3|\ud800 a|e\u0301\u0301 f|a \u0301b|a\u3000b|<mask> a|a [MASK] b"
+).split("|")
+
+
+def test_words_that_stand_alone_are_looked_up(tokenizer, directory):
+    """Also in texts that have other blanks, marks after a blank, NUL and names of special tokens."""
+    rng = random.Random(0)
+    letters = "ab \u00e9\u6771\u0308'1.,\u00a8\u200b\u03a3|<>\u00ad\ufb01"
+    texts = [*LINES[:20], *ODD, "|||IP||| a|||IP|||b"]
+    texts += ["".join(rng.choices(letters, k=rng.randrange(1, 20))) for _ in range(300)]
+    looked_up = tokenizer.pieces._by_words
+    assert (looked_up is None) == (directory.name in ("dnabert", "deberta"))
+    wanted = [tokenizer.encode(text) for text in texts]
+    for _ in range(2):  # new words, and known ones
+        ids, counts = tokenizer.encode_arrays(texts)
+        assert ids.tolist() == [index for each in wanted for index in each] and counts.tolist() == [*map(len, wanted)]
+    assert tokenizer.encode_arrays([])[0].size == 0
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "value"),
+    [
+        ("roberta", "normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}),
+        ("roberta", "normalizer", {"type": "Replace", "pattern": {"String": "a b"}, "content": "c"}),
+        ("roberta", "normalizer", {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}),
+        ("roberta", "pre_tokenizer", None),
+        ("roberta", "pre_tokenizer", BYTES | {"use_regex": False}),
+        ("xlmr", "pre_tokenizer", METASPACE | {"split": False}),
+        ("roberta", "added_tokens", {"rstrip": True}),
+        ("roberta", "added_tokens", {"content": "low new"}),
+    ],
+)
+def test_parts_that_look_beyond_a_blank_are_left_to_the_library(tmp_path, kind, part, value):
+    path = write_described(tmp_path / kind, kind) / "tokenizer.json"
+    described = json.loads(path.read_text())
+    if part == "added_tokens":
+        content, vocab = value.get("content", "<new>"), described["model"]["vocab"]
+        token = {"id": len(vocab), "content": content, "single_word": False, "lstrip": False, "rstrip": False}
+        described[part].append(token | {"normalized": False, "special": False} | value)
+    else:
+        described[part] = value
+    path.write_text(json.dumps(described))
+    tokenizer = load_tokenizer(path.parent)
+    assert tokenizer.pieces._by_words is None
+    texts = ["a b", "low new low", "new  b", " a a b ", "low a a"]
+    assert tokenizer.encode_arrays(texts)[0].tolist() == [index for text in texts for index in tokenizer.encode(text)]
 
 
 def test_rows_are_those_of_the_files_template(tokenizer, library):
