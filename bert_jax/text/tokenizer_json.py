@@ -6,6 +6,7 @@ It is meant for byte-level BPE (RoBERTa, ModernBERT), the Unigram of XLM-R, and 
 Reasons for the design: docs/decisions/0008-other-tokenizers.md.
 """
 
+import contextlib
 import functools
 import json
 import types
@@ -173,7 +174,10 @@ class DescribedPieces:
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
         texts = list(map(without_surrogates, texts))
-        return self._encode_all(texts) if self._by_words is None else self._by_words(texts)
+        if self._by_words is not None:
+            with contextlib.suppress(TextError):  # raised again below, with the whole text
+                return self._by_words(texts)
+        return self._encode_all(texts)
 
     @functools.cached_property
     def _by_words(self) -> SpacedEncoder | None:

@@ -288,9 +288,13 @@ class SpacedEncoder:
         with self._lock:
             if max(self._numbers.count, len(self._ids.ids) // 4) > _CACHED_WORDS:
                 self._forget()
-            numbers, new = self._numbers.look_up(words)
-            if len(new):
-                self._ids.extend(*self._encode(_take_words(words, new)))
+            try:
+                numbers, new = self._numbers.look_up(words)
+                if len(new):
+                    self._ids.extend(*self._encode(_take_words(words, new)))
+            except BaseException:
+                self._forget()  # some words have numbers, and no ids
+                raise
             looked_up, counts_of_spaced = _count_lines(*self._ids.join(numbers), words.line_counts)
         if spaced.all():
             return looked_up, counts_of_spaced

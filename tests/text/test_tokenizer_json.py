@@ -32,6 +32,7 @@ from bert_jax.text.bert_json import is_plain
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import learn_bytes
+from bert_jax.text.words import SpacedEncoder
 
 TEXT = "The  naïve jumpers\n aren't 1.5% (of Straße) 東京, \t<s> [SEP] 🙂."
 
@@ -306,6 +307,20 @@ def test_a_text_on_which_the_library_fails_is_one_line(tmp_path, changes, text, 
         assert f"fails on the text {json.dumps(text)[:40]}" in told and problem in told and told.isprintable()
     assert problem in message(found.encode_arrays, ["a", text, "b"])
     assert found.encode("a") == [4]
+
+
+def test_a_word_that_fails_leaves_no_number_behind():
+    def encode(texts):
+        if " bad" in texts:
+            raise ValueError
+        return np.array([len(text) for text in texts]), np.ones(len(texts), np.int64)
+
+    encoder = SpacedEncoder(encode, 100)
+    with pytest.raises(ValueError):
+        encoder(["some bad words"])
+    for _ in range(2):
+        ids, counts = encoder(["some words", "bad"])
+        assert (ids.tolist(), counts.tolist()) == ([4, 6, 3], [2, 1])
 
 
 def test_words_as_they_are_within_a_text(directory, tokenizer, tmp_path):
