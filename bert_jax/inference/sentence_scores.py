@@ -61,6 +61,7 @@ def token_scores(
     names: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
     long_texts: str = "cut",
+    begins: Sequence[int] | None = None,
 ) -> list[np.ndarray]:
     """Returns the log-probability of every token of every sentence: for each an array [tokens] float32, in nats.
 
@@ -76,17 +77,26 @@ def token_scores(
       progress: is called with the numbers of rows that are done, and of all.
       long_texts: a sentence with more tokens than the model has positions is cut, with a warning ("cut"), or an error
         ("refuse").
+      begins: the number of tokens of each sentence that are read and not scored, such as those before a completion;
+        scores are those of the others.
 
-    Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token, or if
-    a score is not finite.
+    Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token to
+    score, or if a score is not finite.
     """
     sentences = listed(sentences)
     method = check_method(bert, method)
     token_ids, num_cut = _encode_sentences(bert, sentences, names, long_texts)
     tell_cut(num_cut, bert.config.max_positions)
-    indices: dict[bytes, int] = {}  # of the different sentences
-    index_of = [indices.setdefault(ids.tobytes(), len(indices)) for ids in token_ids]
-    unique = [np.frombuffer(key, np.int32) for key in indices]
+    begins = [0] * len(token_ids) if begins is None else begins
+    indices: dict[tuple[bytes, int], int] = {}  # of the different sentences
+    index_of = []
+    for index, (ids, begin) in enumerate(zip(token_ids, begins, strict=True)):
+        if not 0 <= begin < len(ids):
+            raise InputError(
+                f"{_name(names, index)} has {len(ids)} tokens, so none is left to score after {begin}; give fewer"
+            )
+        index_of.append(indices.setdefault((ids.tobytes(), begin), len(indices)))
+    unique = [(np.frombuffer(key, np.int32), begin) for key, begin in indices]
     unique_scores = _score(bert, unique, method, progress) if unique else []
     scores = [unique_scores[index] for index in index_of]
     for index, values in enumerate(scores):
@@ -141,21 +151,24 @@ def _encode_sentences(
 
 def _score(
     bert: Pretrained,
-    sentences: list[np.ndarray],
+    sentences: list[tuple[np.ndarray, int]],
     method: str,
     progress: Progress,
 ) -> list[np.ndarray]:
-    """Returns the scores of the tokens of each sentence, which are all different.
+    """Returns the scores of the tokens of each sentence, given with the number of those before them; all are different.
 
-    A sentence takes a row for each of its tokens, which is predicted in it; with a causal model a single row.
+    A sentence takes a row for each token that is scored, which is predicted in it; with a causal model a single row.
     """
-    counts = np.array([len(ids) for ids in sentences])
-    rows_of = np.ones_like(counts) if method == LOG_LIKELIHOOD else counts
+    counts = np.array([len(ids) for ids, _ in sentences])
+    begins = np.array([begin for _, begin in sentences])
+    skipped = np.zeros_like(begins) if method == LOG_LIKELIHOOD else begins
+    rows_of = np.ones_like(counts) if method == LOG_LIKELIHOOD else counts - skipped
     members = np.repeat(np.arange(len(counts)), rows_of)  # the sentence of each row
-    # the first is 1
+    # the first token's is 1
     positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1
+    positions += skipped[members]
     cls, sep = bert.tokenizer.cls_id, bert.tokenizer.sep_id
-    texts = [[cls, *ids, sep] for ids in sentences]
+    texts = [[cls, *ids, sep] for ids, _ in sentences]
 
     def compute(layout: Layout) -> jax.Array:
         numbers = [number for (number,) in layout.bins]
@@ -179,7 +192,7 @@ def _score(
             of_sentence[: len(values)] = values[: len(of_sentence)]
         done += len(layout.bins)
         progress(done, len(members))
-    return scores
+    return [of_all[begin:] for of_all, begin in zip(scores, begins)]
 
 
 def _masked(

@@ -106,6 +106,21 @@ def test_identical_sentences_are_computed_once_and_tie(bert):
     assert (table.overall.right, table.overall.ties) == (0, 2)
 
 
+@pytest.mark.parametrize("method", [*METHODS, LOG_LIKELIHOOD])
+def test_the_end_of_a_sentence_is_scored_alone(bert, causal, method):
+    """Tokens before it are read; one sentence may have several ends."""
+    model, calls = (causal if method == LOG_LIKELIHOOD else bert), []
+    begins = [2, 0, 0, 1, 1]
+    ends = token_scores(model, SENTENCES, method, progress=lambda *done: calls.append(done), begins=begins)
+    for end, whole, begin in zip(ends, token_scores(model, SENTENCES, method), begins, strict=True):
+        np.testing.assert_allclose(end, whole[begin:], atol=1e-5)
+    if method != LOG_LIKELIHOOD:
+        assert calls[-1] == (sum(map(len, ends)),) * 2
+    assert "sentence 1 has 1 tokens, so none is left to score after 1" in message(
+        token_scores, model, ["the"], begins=[1]
+    )
+
+
 def test_what_cannot_be_scored_is_named(bert, causal):
     headless = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]}, task="encoder")
     broken = dataclasses.replace(bert, params=jax.tree.map(lambda leaf: leaf * np.nan, bert.params))
