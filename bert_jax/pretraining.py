@@ -19,7 +19,12 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, to_place
-from bert_jax.training.choices import as_begun, choose_precision, describe_choices
+from bert_jax.training.choices import (
+    as_begun,
+    choose_precision,
+    choose_update,
+    describe_choices,
+)
 from bert_jax.training.describe import (
     describe_devices,
     describe_model,
@@ -51,6 +56,7 @@ def pretrain(
     config.validate()
     mesh = make_mesh(config.mesh, devices)
     config = choose_precision(as_begun(config, workdir), mesh.devices.flat[0])
+    config = choose_update(config, mesh)
     corpora = open_corpora(config, mesh)
     training = Pretraining(corpora, mesh)
     objective, params = training.stages[0].objective, training.abstract.params

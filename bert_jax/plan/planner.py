@@ -39,6 +39,7 @@ from bert_jax.training.choices import (
     Batches,
     choose_memory,
     choose_precision,
+    choose_update,
     describe_choices,
 )
 from bert_jax.training.memory import estimate_memory, memory_problem, shard_bytes
@@ -47,8 +48,6 @@ from bert_jax.training.step import TrainState, abstract_state
 
 # of its memory, for the program's arrays; the rest is the runtime's and the libraries'
 USABLE_OF_GPU = 0.92
-# JAX takes this share at its start (XLA_PYTHON_CLIENT_MEM_FRACTION)
-GIVEN_OF_GPU = 0.75
 # JAX takes so much at its start (XLA_PYTHON_CLIENT_MEM_FRACTION).
 GIVEN_OF_GPU = 0.75
 
@@ -152,6 +151,7 @@ def memory_of_chip(topology: str) -> float:
 def _as_run_there(config: ResolvedConfig, mesh: Mesh, limit: float, row: Rows) -> ResolvedConfig:
     """Returns the settings with what a run on these devices would choose, where they leave it open."""
     config = ResolvedConfig(choose_precision(config, mesh.devices.flat[0]))
+    config = ResolvedConfig(choose_update(config, mesh))
     model = dataclasses.replace(config.model, remat="none")
     keeps_all = ResolvedConfig(dataclasses.replace(config, model=model))
     shape = _objective(keeps_all, mesh, row).row_shape(_batch(row))

@@ -117,7 +117,7 @@ def _settings(config: ResolvedConfig, num_chips: int) -> Iterator[ResolvedConfig
     # kernels read all rows alike
     attention = ("plain",) if config.masking.causal_rate else ("fused", "plain")
     unrolls = (model.num_layers, 1) if model.num_layers > 1 else (1,)
-    zero1s = (True, False) if several and config.mesh.data != 1 else (False,)
+    zero1s = ("on", "off") if several and config.mesh.data != 1 else ("off",)
     gradients = (
         ("bfloat16", "float32") if several and model.compute_dtype == "bfloat16" else ("float32",)
     )

@@ -174,7 +174,8 @@ class TrainConfig(Section):
     # seconds without progress after which the run ends; 0 disables
     hang_seconds: int = setting(3600, "nothing")
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
-    zero1: bool = setting(False, "work")
+    # "auto", for runs alone, is "on" on several GPUs that are all along "data", and "off" elsewhere.
+    zero1: str = choice("auto", "on", "off", affects="work")
     seed: int = 0  # random seed of the initial parameters and of dropout
     # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.
     # Use a divisor of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
@@ -184,6 +185,11 @@ class TrainConfig(Section):
     def microbatches(self) -> int:
         """Microbatches of a step, where nothing chose their number."""
         return max(1, self.accumulate)
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether `zero1` is on; it is not where nothing chose."""
+        return self.zero1 == "on"
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,12 @@ _REMOVED = {"sweep.together": None, "train.compiled": None, "model.residual": ("
 
 
 def drop_removed(section: str, values: Values) -> list[str]:
-    """Deletes settings of earlier versions from a section, and returns those that had an effect, as "NAME=VALUE"."""
+    """Deletes settings of earlier versions from a section, and returns those that had an effect, as "NAME=VALUE".
+
+    Values of earlier versions become today's.
+    """
+    if section == "train" and isinstance(values.get("zero1"), bool):
+        values["zero1"] = "on" if values["zero1"] else "off"  # now "auto" is a third
     effective = []
     for name in [name for name in values if f"{section}.{name}" in _REMOVED]:
         value, harmless = values.pop(name), _REMOVED[f"{section}.{name}"]

@@ -199,6 +199,7 @@ def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
         accumulate=train.accumulate,
         seed=train.seed,
         steps_per_call=train.steps_per_call,
+        zero1="off",
     )
 
 

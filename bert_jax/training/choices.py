@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run chooses where its settings say "auto": the type of products and the attention by its devices, the rest by
-the memory that they have.
+"""What a run chooses where its settings say "auto": the type of products, the attention and who updates what by its
+devices, the rest by the memory that they have.
 
 A run keeps what it chose. When it is resumed, on other devices too, it reads its choices from its work directory.
 """
@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import RowShape
 from bert_jax.devices.chips import multiplies_faster_in_bfloat16
 from bert_jax.devices.job import this_job
+from bert_jax.devices.sharding import is_data_alone
 from bert_jax.errors import without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
@@ -36,6 +37,7 @@ _OPEN = (
     ("model", "attention", "auto"),
     ("model", "remat", "auto"),
     ("train", "accumulate", 0),
+    ("train", "zero1", "auto"),  # which fine-tuning does not have
 )
 
 
@@ -67,7 +69,7 @@ def as_begun(config: Config, workdir: Place) -> Config:
     before = this_job().first_does(f"read {workdir / 'config.json'}", read)
     for section, name, is_open in _OPEN:
         values = getattr(config, section)
-        if getattr(values, name) == is_open and name in before.get(section, {}):
+        if getattr(values, name, None) == is_open and name in before.get(section, {}):
             values = dataclasses.replace(values, **{name: before[section][name]})
             config = dataclasses.replace(config, **{section: values})
     return config
@@ -92,6 +94,21 @@ def choose_precision(config: Config, device: Any) -> Config:
         attention = "fused" if is_fast and not two_kinds else "plain"
         model = dataclasses.replace(model, attention=attention)
     return dataclasses.replace(config, model=model)
+
+
+def choose_update(config: PretrainConfig, mesh: Mesh) -> PretrainConfig:
+    """Returns the settings with `train.zero1` on where it is open and several GPUs are all along "data".
+
+    Each of them then updates a part of the parameters in place of all, and to gather the parts is to send what the sum
+    of gradients sends less. libtpu makes whole sums all the same, and cuts them afterwards (docs/planner.md). On CPUs
+    nobody measured a gain.
+    """
+    if config.train.zero1 != "auto":
+        return config
+    is_gpu = mesh.devices.flat[0].platform in ("gpu", "cuda")
+    divides = is_gpu and is_data_alone(mesh.shape)
+    train = dataclasses.replace(config.train, zero1="on" if divides else "off")
+    return dataclasses.replace(config, train=train)
 
 
 def choose_memory(
@@ -156,7 +173,9 @@ def memory_of(mesh: Mesh) -> int:
 def describe_choices(config: PretrainConfig | FinetuneConfig) -> str:
     """Returns a line with what a run computes with, as the settings that say so."""
     model = config.model
-    return (
+    line = (
         f"computes with model.compute_dtype={model.compute_dtype} model.attention={model.attention} "
         f"model.remat={model.remat} train.accumulate={config.train.accumulate}"
     )
+    divides = isinstance(config, PretrainConfig) and config.train.divides_state
+    return f"{line} train.zero1=on" if divides else line

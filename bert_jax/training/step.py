@@ -114,7 +114,7 @@ def abstract_state(
     shapes = jax.eval_shape(
         lambda: _fresh_state(optimizer, train)(objective.init(jax.random.key(0)))
     )
-    shardings = tree_shardings(mesh, shapes, over_data=train.zero1)
+    shardings = tree_shardings(mesh, shapes, over_data=train.divides_state)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -145,7 +145,9 @@ def train_step(
     Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
     # Between steps each device holds and updates its own part of the parameters, and within a step all of them.
-    divided = jax.tree.map(lambda leaf: leaf.sharding, state.params) if train.zero1 else None
+    divided = (
+        jax.tree.map(lambda leaf: leaf.sharding, state.params) if train.divides_state else None
+    )
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
     kept = (*objective.unused, *(["encoder"] if optimizer.freeze_encoder else []))

@@ -17,7 +17,7 @@ RTOL = 2e-4  # of losses after up to 16 steps: sums of other orders
 WAYS = {
     "fsdp": ["--config.mesh.data=1", "--config.mesh.fsdp=8"],
     "tensor": ["--config.mesh.data=2", "--config.mesh.tensor=4"],  # a group of four devices is two processes
-    "zero1": ["--config.train.zero1=True"],
+    "zero1": ["--config.train.zero1=on"],
     "all three": ["--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"],
 }
 

@@ -54,7 +54,7 @@ def configuration(size, phase, topology, rows, **model):
         model=model,
         masking=MaskingConfig(max_predictions=20 if phase == 1 else 80),
         data=DataConfig(path="none"),
-        train=TrainConfig(accumulate=1),  # left open, what does not fit would be divided
+        train=TrainConfig(accumulate=1, zero1="off"),  # left open, what does not fit would be divided
     )
     return planner.with_rows(config, topology, rows)
 
@@ -68,7 +68,7 @@ def plan_of(size, phase, topology, rows, **model):
 CONFIGURATIONS = {
     "gradient_dtype": ({"model": {"gradient_dtype": "bfloat16"}}, {"all-reduce bf16": 0.49}),
     "zero1, accumulate, gradient_dtype": (
-        {"train": TrainConfig(zero1=True, accumulate=4), "model": {"gradient_dtype": "bfloat16"}},
+        {"train": TrainConfig(zero1="on", accumulate=4), "model": {"gradient_dtype": "bfloat16"}},
         {"all-gather f32": 0.61, "all-gather bf16": 0.2, "reduce-scatter bf16": 0.32, "all-reduce bf16": 0.18},
     ),
     "dcn": ({"mesh": MeshConfig(dcn=2)}, {"all-gather f32": 1.0, "all-reduce f32": 0.6, "reduce-scatter f32": 0.4}),

@@ -190,7 +190,7 @@ def test_a_stop_anywhere_changes_nothing(whole, tmp_path, monkeypatch, step):
 @pytest.mark.slow
 def test_eight_devices_go_through_both_phases_like_one(whole, tmp_path):
     config, workdir, _ = whole
-    divided = dataclasses.replace(config.train, zero1=True)
+    divided = dataclasses.replace(config.train, zero1="on")
     train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2), train=divided), tmp_path / "run")
     ours, theirs = losses(tmp_path / "run"), losses(workdir)
     assert sorted(ours) == sorted(theirs) == list(range(1, 13))

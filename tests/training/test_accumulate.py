@@ -90,9 +90,9 @@ def test_matrices_are_added_up_in_the_dtype_of_gradients_and_divided():
 @pytest.mark.parametrize(
     ("accumulate", "zero1", "expected"),
     [
-        (4, False, {"all-reduce": 1.0}),
-        (1, True, {"reduce-scatter": 1.0, "all-gather": 1.0}),
-        (4, True, {"reduce-scatter": 1.0, "all-gather": 1.0}),
+        (4, "off", {"all-reduce": 1.0}),
+        (1, "on", {"reduce-scatter": 1.0, "all-gather": 1.0}),
+        (4, "on", {"reduce-scatter": 1.0, "all-gather": 1.0}),
     ],
 )
 def test_gradients_are_sent_once_however_many_microbatches_there_are(accumulate, zero1, expected):

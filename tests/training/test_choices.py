@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from builders import tiny_run
 from whole_runs import ONE_DEVICE, train
@@ -18,7 +19,7 @@ from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import left_open, model_of_run
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, PretrainConfig, TrainConfig
 from bert_jax.training import choices
-from bert_jax.training.choices import Batches, choose_memory, choose_precision
+from bert_jax.training.choices import Batches, choose_memory, choose_precision, choose_update, describe_choices
 from bert_jax.training.memory import estimate_memory
 from bert_jax.training.step import abstract_state
 
@@ -60,6 +61,27 @@ def test_what_is_set_stays_and_what_contradicts_the_device_is_not_chosen():
     halved = PretrainConfig(model=halved)
     assert choose_precision(halved, tpu).model.gradient_dtype == "bfloat16"
     assert choose_precision(halved, device("cpu")).model.gradient_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("platform", "sizes", "asked", "chosen"),
+    [
+        ("cuda", {"data": 8}, "auto", "on"),
+        ("gpu", {"data": 16}, "auto", "on"),
+        ("gpu", {"data": 8}, "off", "off"),
+        ("gpu", {"data": 1}, "auto", "off"),
+        ("gpu", {"data": 4, "fsdp": 2}, "auto", "off"),
+        ("tpu", {"data": 16}, "auto", "off"),
+        ("tpu", {"data": 16}, "on", "on"),
+        ("cpu", {"data": 8}, "auto", "off"),
+        ("cpu", {"data": 8}, "on", "on"),
+    ],
+)
+def test_gpus_divide_the_update_where_they_are_all_along_data(platform, sizes, asked, chosen):
+    mesh = SimpleNamespace(devices=np.array([device(platform)]), shape={"fsdp": 1, "tensor": 1} | sizes)
+    config = choose_update(PretrainConfig(train=TrainConfig(zero1=asked)), mesh)
+    assert config.train.zero1 == chosen and config.train.divides_state == (chosen == "on")
+    assert describe_choices(config).endswith(" train.zero1=on") == (chosen == "on")
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +157,7 @@ def test_a_run_keeps_what_it_chose(toy_data, tmp_path, monkeypatch):
     run = json.loads((tmp_path / "config.json").read_text())["run"]
     chosen = {name: run["model"][name] for name in ("compute_dtype", "attention", "remat")}
     assert chosen == {"compute_dtype": "float32", "attention": "plain", "remat": "none"}
-    assert run["train"]["accumulate"] == 1
+    assert run["train"]["accumulate"] == 1 and run["train"]["zero1"] == "off"
     monkeypatch.setattr(choices, "multiplies_faster_in_bfloat16", lambda _: True)
     with pytest.raises(Began):
         train(config, tmp_path)

@@ -30,7 +30,7 @@ START = drawn_params(tiny_model())
 
 
 def take_steps(
-    batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, optimizer=OPTIMIZER, masking=MASKING, zero1=False
+    batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, optimizer=OPTIMIZER, masking=MASKING, zero1="off"
 ):
     """Returns the metrics of each step, and the last parameters, on a mesh."""
     devices = jax.devices() if mesh_sizes else jax.devices()[:1]
@@ -71,7 +71,7 @@ class Stepped(NamedTuple):
     program: hlo.Module
 
 
-def take_compiled_steps(num_steps: int, zero1: bool = False, accumulate: int = 1, **sizes: int) -> Stepped:
+def take_compiled_steps(num_steps: int, zero1: str = "off", accumulate: int = 1, **sizes: int) -> Stepped:
     """Returns what steps with dropout on `two_a_row` gave, with their program: it is compiled once for both."""
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
     model = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
@@ -105,7 +105,7 @@ def one_device():
 @pytest.fixture(scope="module")
 def on_all_axes() -> Stepped:
     """Returns three steps on eight devices that divide rows, parameters and, by ZeRO-1, the moments."""
-    return take_compiled_steps(3, zero1=True, data=2, fsdp=2, tensor=2)
+    return take_compiled_steps(3, zero1="on", data=2, fsdp=2, tensor=2)
 
 
 def test_one_step_computes_what_the_model_needs(on_one):
@@ -139,8 +139,8 @@ def test_rows_parameters_and_moments_divided_over_eight_devices(on_one, on_all_a
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
-        ({"fsdp": 8}, {"zero1": False}),
-        ({"data": 8}, {"zero1": True}),
+        ({"fsdp": 8}, {"zero1": "off"}),
+        ({"data": 8}, {"zero1": "on"}),
         ({"data": 4, "tensor": 2}, {"accumulate": 2}),
         (None, {"accumulate": 4}),
     ],
@@ -169,14 +169,14 @@ def test_zero1_divides_parameters_and_moments_over_data():
     objective = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP))
     mesh = make_mesh(MeshConfig(data=8))
     plain, divided = (
-        abstract_state(objective, OPTIMIZER, TrainConfig(num_steps=10, zero1=zero1), mesh) for zero1 in (False, True)
+        abstract_state(objective, OPTIMIZER, TrainConfig(num_steps=10, zero1=zero1), mesh) for zero1 in ("off", "on")
     )
     assert shard_bytes(divided.params) == pytest.approx(shard_bytes(plain.params) / 8, rel=0.01)
     assert gathered_bytes(divided.params) == shard_bytes(plain.params) == gathered_bytes(plain.params)
     assert shard_bytes(divided.optimizer) == pytest.approx(shard_bytes(plain.optimizer) / 8, rel=0.01)
     kernel = divided.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"]
     assert kernel.sharding.spec == PartitionSpec(None, "data", "tensor")
-    both = abstract_state(objective, OPTIMIZER, TrainConfig(zero1=True), make_mesh(MeshConfig(data=4, fsdp=2)))
+    both = abstract_state(objective, OPTIMIZER, TrainConfig(zero1="on"), make_mesh(MeshConfig(data=4, fsdp=2)))
     assert both.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"].sharding.spec == PartitionSpec(
         None, "fsdp", "data"
     )
@@ -236,7 +236,7 @@ def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_m
     }
     one = take_steps(batch, **options)
     assert_same(one, take_steps(batch, {"data": 2, "fsdp": 2, "tensor": 2}, **options))
-    assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, zero1=True, **options))
+    assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, zero1="on", **options))
     assert one[0][-1]["loss"] < one[0][0]["loss"]
 
 
@@ -249,7 +249,7 @@ def test_steps_of_one_call_are_single_steps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "more"), [({"data": 2, "fsdp": 2, "tensor": 2}, {}), ({"data": 8}, {"zero1": True, "accumulate": 2})]
+    ("sizes", "more"), [({"data": 2, "fsdp": 2, "tensor": 2}, {}), ({"data": 8}, {"zero1": "on", "accumulate": 2})]
 )
 def test_steps_of_one_call_are_single_steps_on_a_mesh(sizes, more):
     mesh, train = make_mesh(MeshConfig(**sizes)), TrainConfig(num_steps=10, **more)
@@ -300,7 +300,7 @@ def test_microbatches_with_uneven_predictions_and_empty_rows_equal_the_whole_bat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "zero1", "sizes"),
-    [("plain", True, {"data": 8}), ("fused", False, {"data": 2, "fsdp": 2, "tensor": 2})],
+    [("plain", "on", {"data": 8}), ("fused", "off", {"data": 2, "fsdp": 2, "tensor": 2})],
 )
 def test_microbatches_draw_the_dropout_of_one_device(attention, zero1, sizes):
     model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)

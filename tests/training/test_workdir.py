@@ -10,6 +10,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import MaskingConfig, Phase2Config, PretrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.training.choices import as_begun
 from bert_jax.training.workdir import check_workdir
 
 
@@ -30,6 +31,16 @@ def test_a_directory_with_other_files_or_with_what_a_kill_leaves_is_not(tmp_path
     (tmp_path / "checkpoints" / "00000010").mkdir()
     (tmp_path / "tokenizer").mkdir()
     check_workdir(tmp_path, {}, PretrainConfig())
+
+
+@pytest.mark.parametrize(("written", "today"), [(True, "on"), (False, "off")])
+def test_a_run_that_an_earlier_version_began_keeps_who_updates_what(tmp_path, written, today):
+    """`train.zero1` was True or False."""
+    config = PretrainConfig()
+    identity = {"dataset": "a", "later_datasets": [], "row_lengths": [128], "run": to_dict(config)}
+    identity["run"]["train"]["zero1"] = written
+    (tmp_path / "config.json").write_text(json.dumps(identity))
+    assert as_begun(config, tmp_path).train.zero1 == today
 
 
 def test_a_run_of_two_phases_that_version_0_2_began_goes_on(tmp_path):
