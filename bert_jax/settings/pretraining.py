@@ -174,7 +174,8 @@ class TrainConfig(Section):
     # seconds without progress after which the run ends; 0 disables
     hang_seconds: int = setting(3600, "nothing")
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
-    # "auto", for runs alone, is "on" on several GPUs that are all along "data", and "off" elsewhere.
+    # "auto", for runs alone, is "on" on several GPUs that are all along "data", and on such TPUs for more than 12
+    # layers; it is "off" elsewhere.
     zero1: str = choice("auto", "on", "off", affects="work")
     seed: int = 0  # random seed of the initial parameters and of dropout
     # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.

@@ -18,7 +18,7 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import is_data_alone
 from bert_jax.errors import without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import MOST_UNROLLED, ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place, check_workdir_place
@@ -97,16 +97,18 @@ def choose_precision(config: Config, device: Any) -> Config:
 
 
 def choose_update(config: PretrainConfig, mesh: Mesh) -> PretrainConfig:
-    """Returns the settings with `train.zero1` on where it is open and several GPUs are all along "data".
+    """Returns the settings with `train.zero1` on where it is open and several accelerators are all along "data".
 
-    Each of them then updates a part of the parameters in place of all, and to gather the parts is to send what the sum
-    of gradients sends less. libtpu makes whole sums all the same, and cuts them afterwards (docs/planner.md). On CPUs
-    nobody measured a gain.
+    Each of them then updates a part of the parameters in place of all. TPUs do so where layers are a loop: libtpu makes
+    whole sums of gradients all the same and cuts them afterwards, so that more is sent than without, and only a large
+    model wins more by what it no longer reads and writes (docs/planner.md). On CPUs nobody measured a gain.
     """
     if config.train.zero1 != "auto":
         return config
-    is_gpu = mesh.devices.flat[0].platform in ("gpu", "cuda")
-    divides = is_gpu and is_data_alone(mesh.shape)
+    platform = mesh.devices.flat[0].platform
+    is_loop = config.model.num_layers > MOST_UNROLLED["tpu"]
+    gains = is_loop if platform == "tpu" else platform != "cpu"
+    divides = gains and is_data_alone(mesh.shape)
     train = dataclasses.replace(config.train, zero1="on" if divides else "off")
     return dataclasses.replace(config, train=train)
 

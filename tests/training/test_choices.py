@@ -64,22 +64,26 @@ def test_what_is_set_stays_and_what_contradicts_the_device_is_not_chosen():
 
 
 @pytest.mark.parametrize(
-    ("platform", "sizes", "asked", "chosen"),
+    ("platform", "sizes", "size", "asked", "chosen"),
     [
-        ("cuda", {"data": 8}, "auto", "on"),
-        ("gpu", {"data": 16}, "auto", "on"),
-        ("gpu", {"data": 8}, "off", "off"),
-        ("gpu", {"data": 1}, "auto", "off"),
-        ("gpu", {"data": 4, "fsdp": 2}, "auto", "off"),
-        ("tpu", {"data": 16}, "auto", "off"),
-        ("tpu", {"data": 16}, "on", "on"),
-        ("cpu", {"data": 8}, "auto", "off"),
-        ("cpu", {"data": 8}, "on", "on"),
+        ("cuda", {"data": 8}, "base", "auto", "on"),
+        ("gpu", {"data": 16}, "large", "auto", "on"),
+        ("gpu", {"data": 8}, "base", "off", "off"),
+        ("gpu", {"data": 1}, "base", "auto", "off"),
+        ("gpu", {"data": 4, "fsdp": 2}, "base", "auto", "off"),
+        ("tpu", {"data": 16}, "base", "auto", "off"),
+        ("tpu", {"data": 16}, "base", "on", "on"),
+        ("tpu", {"data": 16}, "large", "auto", "on"),
+        ("tpu", {"data": 16}, "large", "off", "off"),
+        ("tpu", {"data": 4, "fsdp": 4}, "large", "auto", "off"),
+        ("cpu", {"data": 8}, "large", "auto", "off"),
+        ("cpu", {"data": 8}, "base", "on", "on"),
     ],
 )
-def test_gpus_divide_the_update_where_they_are_all_along_data(platform, sizes, asked, chosen):
+def test_accelerators_divide_the_update_where_it_pays(platform, sizes, size, asked, chosen):
     mesh = SimpleNamespace(devices=np.array([device(platform)]), shape={"fsdp": 1, "tensor": 1} | sizes)
-    config = choose_update(PretrainConfig(train=TrainConfig(zero1=asked)), mesh)
+    config = PretrainConfig(model=model_of_run(size), train=TrainConfig(zero1=asked))
+    config = choose_update(config, mesh)
     assert config.train.zero1 == chosen and config.train.divides_state == (chosen == "on")
     assert describe_choices(config).endswith(" train.zero1=on") == (chosen == "on")
 
