@@ -155,7 +155,7 @@ class EmbeddingConfig(Section):
         )
         yield (
             is_sparse and (len(self.poolings()) > 1 or self.loss in ("cosine", "gist")),
-            "embedding.kind sparse has one pooling, and the loss infonce, triplet or cosent; choose one",
+            "embedding.kind sparse has one pooling, and no loss cosine or gist; choose another",
         )
         yield (
             not is_sparse and (self.query_table or self.max_terms or self.log_times > 1),

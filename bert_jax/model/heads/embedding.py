@@ -130,8 +130,10 @@ class Embeddings(Head):
         losses, counts = TAUGHT_LOSSES[self.settings.loss](
             self.scores(vectors), jnp.asarray(texts.taught), there, self.settings.divisor()
         )
-        counts *= weights
-        return {"loss": (jnp.sum(losses * weights), jnp.sum(counts))}
+        # a mean over what counts, which a step takes for one over the examples
+        mean = jnp.sum(losses * weights) / jnp.maximum(jnp.sum(counts * weights), 1)
+        total = jnp.sum(weights)
+        return {"loss": (mean * total, total)}
 
     def scores(self, vectors: jax.Array) -> jax.Array:
         """Returns the products [E, T - 1] of the first vector of each example [E, T, K] with its others."""

@@ -252,7 +252,7 @@ def test_a_loss_that_does_not_fit_the_data_is_named(examples, settings, problem)
         ({"dimensions": "64,x"}, 'embedding.dimensions "64,x" is not numbers from 1'),
         ({"kind": "sparse", "pooling": "mean"}, "embedding.pooling 'mean' is unknown; use some of max, sum"),
         ({"kind": "sparse", "pooling": "max,sum"}, "embedding.kind sparse has one pooling"),
-        ({"kind": "sparse", "loss": "cosine"}, "and the loss infonce, triplet or cosent; choose one"),
+        ({"kind": "sparse", "loss": "cosine"}, "and no loss cosine or gist; choose another"),
         ({"kind": "sparse", "projection_size": 8}, "projection_size, kept_dimensions and dimensions are of dense"),
         ({"query_table": True}, "query_table, max_terms and log_times are of sparse vectors"),
         ({"kind": "sparse", "log_times": 3}, "embedding.log_times 3 is not from 1 to 2"),
