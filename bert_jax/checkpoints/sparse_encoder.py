@@ -2,8 +2,9 @@
 """Directories of sentence-transformers' SparseEncoder: a masked language model, what is made of its logits, a table.
 
 modules.json lists MLMTransformer (before version 6) or Transformer, and SpladePooling. Or it has a Router (or Asym),
-whose own file says which modules passages and queries go through: those two, and SparseStaticEmbedding. What is
-written here has the names that are older than version 6, which reads them too.
+whose own file says which modules passages and queries go through: those two, and SparseStaticEmbedding, whose weights
+are a tensor or a JSON file of words. What is written here has the names that are older than version 6, which reads them
+too.
 """
 
 import re
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from bert_jax.checkpoints.hf_extras import MODULES
-from bert_jax.checkpoints.hf_weights import read_tensors, write_weights
+from bert_jax.checkpoints.hf_weights import PICKLE, WEIGHTS, read_tensors, write_weights
 from bert_jax.checkpoints.names import find_not_finite
 from bert_jax.checkpoints.sentence_transformers import (
     ABOUT,
@@ -119,7 +120,7 @@ def read_sparse(home: Folder, model: ModelConfig, tokenizer: Tokenizer) -> Pipel
     params: Params = {}
     table = queries[0]
     if table.kind == "SparseStaticEmbedding":
-        params[QUERY_TABLE] = {"weight": _table(table.folder, model, tokenizer)}
+        params[QUERY_TABLE] = {"weight": _table(home, table.folder, model, tokenizer)}
         notes += find_not_finite(params, table.folder.path)
         options["query_table"] = True
     length = read_length(transformer.folder, model, tokenizer.lowercase)
@@ -189,20 +190,69 @@ def _module(home: Folder, entry: JsonObject, where: Path) -> _Module:
     return _Module(own[1], home.inside(str(place)))
 
 
-def _table(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the weights [V] of a table. Raises: InputError if it is for other tokens."""
-    config_of(folder, {"frozen": (None, True, False)})
-    tensors = read_tensors(folder)
-    if {name: tensor.shape for name, tensor in tensors.items()} != {"weight": (model.vocab_size,)}:
-        raise InputError(
-            f"{folder.path} has other tensors than weight of {model.vocab_size} words; copy it again"
-        )
+def _table(home: Folder, folder: Folder, model: ModelConfig, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the weights [V] of a table. Raises: InputError if it is for other tokens, or two forms differ."""
+    about, where = config_of(folder, {"frozen": (None, True, False), "path": ()})
+    path = about.get("path")
+    if path is None:
+        weight = _tensor(folder, model)
+    else:
+        schema.check(path, schema.FileName, f"{where}: path", "name a file of the directory")
+        if not path.endswith(".json"):
+            raise cannot(where, "path", path)
+        weight = _weights_of_words(home, folder, path, model, tokenizer)
+        has_tensor = bool({WEIGHTS, PICKLE} & set(folder.names))
+        if has_tensor and not np.array_equal(weight, _tensor(folder, model)):
+            raise InputError(
+                f"{folder.path} has other weights than {path}, which its config.json names; remove what is not meant"
+            )
     own, _ = load_hf_tokenizer(read_tokenizer_files(folder))
     if own.fingerprint != tokenizer.fingerprint:
         raise InputError(
             f"{folder.path} has another tokenizer than the model of passages, so queries have other words; {ALONE}"
         )
+    return weight
+
+
+def _tensor(folder: Folder, model: ModelConfig) -> np.ndarray:
+    """Returns the weights [V] that are a tensor. Raises: InputError if they are for another number of words."""
+    tensors = read_tensors(folder)
+    if {name: tensor.shape for name, tensor in tensors.items()} != {"weight": (model.vocab_size,)}:
+        raise InputError(
+            f"{folder.path} has other tensors than weight of {model.vocab_size} words; copy it again"
+        )
     return np.ascontiguousarray(tensors["weight"], np.float32)
+
+
+def _weights_of_words(
+    home: Folder,
+    folder: Folder,
+    path: str,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+) -> np.ndarray:
+    """Returns the weights [V] in a JSON file {token: weight}; 0 of other tokens. Raises: InputError if it is none.
+
+    It is in the folder of the table or, if it is not there, in the directory. sentence-transformers looks for it from
+    where it runs.
+    """
+    place, _, name = path.rpartition("/")
+    folder = folder.inside(place)
+    if name not in folder:
+        folder = home.inside(place)
+    folder.json(name)  # which must be there
+    where = folder / name
+    ids = tokenizer.pieces.ids
+    weight = np.zeros(model.vocab_size, np.float32)
+    for token, value in folder.object(name).items():
+        schema.check(value, float, f"{where}: {shown(token)}", "correct it")
+        if token not in ids:
+            raise InputError(
+                f"{where} has a weight of {shown(token)}, which the tokenizer lacks; copy both again"
+            )
+        with np.errstate(over="ignore"):  # a note tells
+            weight[ids[token]] = value
+    return weight
 
 
 def write_sparse(directory: Path, settings: TaskConfig, params: Params, vocab_size: int) -> None:

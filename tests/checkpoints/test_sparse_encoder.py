@@ -125,7 +125,9 @@ def test_both_routes_may_be_the_same(routed):
         (ABOUT, {"model_type": "SentenceTransformer"}, 'model_type "SentenceTransformer" cannot be computed here'),
         (ABOUT, {"max_active_dims": 0}, "max_active_dims: Expected `int` >= 1"),
         (LENGTH, {"transformer_task": "feature-extraction"}, 'transformer_task "feature-extraction" cannot be'),
-        (f"{TABLE}/config.json", {"path": "idf.json"}, 'has the option "path", which is not known here'),
+        (f"{TABLE}/config.json", {"path": "idf.json"}, "idf.json does not exist"),
+        (f"{TABLE}/config.json", {"path": "../idf.json"}, "config.json: path: Expected `str` matching"),
+        (f"{TABLE}/config.json", {"path": "org/name"}, 'path "org/name" cannot be computed here'),
         (ROUTES, {"types": 3}, "router_config.json: types: Expected `object`, got `int`"),
         (ROUTES, {"structure": {"query": [TABLE]}}, 'structure ["query"] cannot be computed here'),
         (
@@ -167,3 +169,48 @@ def test_a_table_is_of_the_models_words(routed):
     assert "has another tokenizer than the model of passages" in message(load_pretrained, routed)
     save_file({"weight": np.zeros(202, np.float32)}, routed / TABLE / "model.safetensors")
     assert "has other tensors than weight of 203 words" in message(load_pretrained, routed)
+
+
+@pytest.mark.parametrize("path", ["idf.json", f"{TABLE}/idf.json", "./more/idf.json"])
+def test_a_table_may_be_a_file_of_words(routed, path):
+    """Beside the table or in the directory; of a word that is not there the weight is 0."""
+    before = load_pretrained(routed)
+    weight = np.array(before.params["query_table"]["weight"])
+    words = dict(zip(before.tokenizer.vocab, weight.tolist()))
+    change_json(routed / TABLE / "config.json", path=path, frozen=True)
+    (routed / "more").mkdir()
+    place = routed / TABLE / path if path == "idf.json" else routed / path
+    place.write_text(json.dumps(words))
+    both = load_pretrained(routed)  # with the same weights as a tensor
+    assert (both.embedding, both.notes) == (before.embedding, ())
+    assert_same(dict(both.params), dict(before.params))
+    del words["##c"]
+    place.write_text(json.dumps(words))
+    assert "has other weights than" in message(load_pretrained, routed)
+    (routed / TABLE / "model.safetensors").unlink()
+    weight[before.tokenizer.pieces.ids["##c"]] = 0
+    np.testing.assert_array_equal(load_pretrained(routed).params["query_table"]["weight"], weight)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"a": 1, "no such": 2}', 'has a weight of "no such", which the tokenizer lacks; copy both again'),
+        ('{"a": "2"}', 'idf.json: "a": Expected `float`, got `str`; correct it'),
+        ('{"a": true}', 'idf.json: "a": Expected `float`, got `bool`'),
+        ('{"a": 1' + "0" * 400 + "}", 'idf.json: "a": Number out of range'),
+        ("[1]", "idf.json is not a JSON object"),
+        ("{", "idf.json"),
+    ],
+)
+def test_a_file_that_is_no_weights_of_words(routed, content, problem):
+    change_json(routed / TABLE / "config.json", path="idf.json")
+    (routed / TABLE / "idf.json").write_text(content)
+    assert problem in message(load_pretrained, routed)
+
+
+def test_a_weight_beyond_float32_is_said(routed):
+    change_json(routed / TABLE / "config.json", path="idf.json")
+    (routed / TABLE / "model.safetensors").unlink()
+    (routed / TABLE / "idf.json").write_text('{"a": 1e300}')
+    assert any("NaN or numbers beyond float32" in note for note in load_pretrained(routed).notes)

@@ -79,6 +79,9 @@ def make_modules_of_words(directory: Path) -> None:
     settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig("sparse", query_table=True))
     more = lambda there: write_sparse(there, settings, table, config.vocab_size)  # noqa: E731
     save_hf(directory / "model", config, params, *rest, write_more=more)
+    (folder,) = (directory / "model").glob("query_*")
+    write_json(folder / "config.json", {"frozen": True, "path": "idf.json"})
+    write_json(folder / "idf.json", dict.fromkeys(rest[0].vocab, 1.0))
 
 
 def use_sealed_anew(path: Path) -> None:

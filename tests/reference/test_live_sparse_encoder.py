@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse vectors, losses and directories beside sentence-transformers' SparseEncoder, both ways."""
 
+import json
 import subprocess
 import sys
 
@@ -96,6 +97,30 @@ def test_queries_from_a_table(st, hub, tmp_path):
     assert bert.embedding is not None and bert.embedding.embedding.query_table
     for each in (theirs, st.SparseEncoder(str(tmp_path / "again"), device="cpu")):
         assert_same_vectors(each, bert)
+
+
+@pytest.mark.filterwarnings("ignore::bert_jax.CutWarning")
+@pytest.mark.parametrize("has_tensor", [True, False])
+def test_queries_from_a_file_of_words(st, hub, tmp_path, monkeypatch, has_tensor):
+    """It is looked for from where a program runs, which is the directory here. Words that it lacks weigh nothing."""
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+    words = {"a": 0.5, "small": 3, "house": 7.25, "##s": 1e-3, "[UNK]": 0.1, "sea": 2.123456789}
+    (tmp_path / "idf.json").write_text(json.dumps(words))
+    table = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), hub[1], frozen=True)
+    passages = [st.base.modules.Transformer(str(hub[0]), transformer_task="fill-mask"), SpladePooling()]
+    router = st.base.modules.Router.for_query_document([table], passages)
+    st.SparseEncoder(modules=[router], device="cpu").save(str(tmp_path / "st"))
+    if not has_tensor:
+        (folder,) = (tmp_path / "st").glob("query_*")
+        (folder / "config.json").write_text('{"frozen": true, "path": "idf.json"}')
+        (folder / "model.safetensors").unlink()
+        (tmp_path / "idf.json").rename(tmp_path / "st" / "idf.json")
+    monkeypatch.chdir(tmp_path / "st")
+    convert(".", tmp_path / "again")
+    bert = bert_jax.load_pretrained(".")
+    for path in (".", str(tmp_path / "again")):
+        assert_same_vectors(st.SparseEncoder(path, device="cpu"), bert)
 
 
 @pytest.mark.parametrize("settings", [{}, {"query_table": True, "max_terms": 20}])
