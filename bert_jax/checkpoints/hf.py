@@ -20,7 +20,7 @@ from bert_jax.checkpoints.families import (
     name_of,
     of_today,
 )
-from bert_jax.checkpoints.hf_extras import EXTRAS, check_whole, find_extras
+from bert_jax.checkpoints.hf_extras import EXTRAS, MODULES, check_whole, find_extras
 from bert_jax.checkpoints.hf_weights import (
     INDEX,
     PICKLE,
@@ -30,7 +30,7 @@ from bert_jax.checkpoints.hf_weights import (
     write_weights,
 )
 from bert_jax.checkpoints.hub import import_hub
-from bert_jax.checkpoints.multi_vector import read_multi_vector
+from bert_jax.checkpoints.multi_vector import LAYER, STANFORD, read_multi_vector
 from bert_jax.checkpoints.names import (
     Arrays,
     Imported,
@@ -126,6 +126,10 @@ def load_hf(folder: Folder) -> Imported:
             "training changes by itself"
         )
     with open_weights(folder, config.family, kind, shares) as (name, shapes, read):
+        layer = None
+        if STANFORD in known and LAYER in shapes:
+            layer = read(LAYER)
+            shapes = {tensor: shape for tensor, shape in shapes.items() if tensor != LAYER}
         params = to_params(read, shapes, "hf", config, name, kind)
         notes += [
             f"{name} has {what}; it is not read"
@@ -135,8 +139,10 @@ def load_hf(folder: Folder) -> Imported:
     notes += find_not_finite(params, name)
     with files.reading(str(folder.path)):
         pipeline = read_sparse(home, config, tokenizer)
-        pipeline = pipeline or read_multi_vector(folder, config, tokenizer)
+        pipeline = pipeline or read_multi_vector(folder, config, tokenizer, layer)
         pipeline = pipeline or read_pipeline(folder, config, tokenizer.lowercase)
+    if layer is not None and MODULES in home:
+        notes.append(f"{name} has {LAYER}, which is not read: {MODULES} names what is")
     if pipeline:
         notes += pipeline.notes
         whole, own = params | pipeline.params, to_dict(pipeline.settings)
@@ -381,8 +387,9 @@ def fetch(url: str) -> Folder:
 
     try:
         folder = download()
+        own = model_folder(folder)
         # Only then, as a repository often has both, and a pickle would be as large again.
-        if WEIGHTS not in folder and INDEX not in folder:
+        if WEIGHTS not in own and INDEX not in own:
             check_whole(folder)
             import_torch(url)
             folder = download("pytorch_model*.bin", f"{PICKLE}.index.json")

@@ -9,7 +9,9 @@ from bert_jax.errors import InputError, shown
 from bert_jax.storage.folder import Folder
 
 MODULES, ADAPTER = "modules.json", "adapter_config.json"
-EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER]  # of the hub
+# of the hub; those of a Router have folders of their own, and a table of words may be a file
+EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER, "artifact.metadata"]
+EXTRAS += ["router_config.json", "query_*/*", "document_*/*", "idf.json"]
 _HEAD_OF_SETFIT = "model_head.pkl"
 # What a trainer puts before the names of a model's tensors: PyTorch Lightning, torch's DataParallel and compile,
 # sentence-transformers.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of models with a vector for each token (ColBERT): sentence-transformers' MultiVectorEncoder and PyLate's.
+"""Directories of models with a vector for each token: sentence-transformers' MultiVectorEncoder, PyLate's, ColBERT's.
 
 The modules stand around the model as those of one vector do: a dense layer, which tokens count, normalization. PyLate
-keeps all but the layer in config_sentence_transformers.json.
+keeps all but the layer in config_sentence_transformers.json. Stanford's ColBERT has no modules: the layer is a tensor
+beside the model's, and the rest is in artifact.metadata.
 """
 
 import json
@@ -39,7 +40,7 @@ from bert_jax.checkpoints.sentence_transformers import (
     read_length,
     read_prompts,
 )
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
 from bert_jax.model.objective import Params
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
@@ -50,6 +51,9 @@ from bert_jax.storage.writing import write_json
 from bert_jax.text.hf_tokenizer import with_prompt_tokens
 from bert_jax.text.tokenizer import Tokenizer
 
+# of Stanford's ColBERT: the class of its models, and the layer among their tensors
+STANFORD, LAYER = "HF_ColBERT", "linear.weight"
+_METADATA = "artifact.metadata"
 _TOKENS = "token_embeddings"
 _OURS, _PYLATE = "MultiVectorEncoder", "ColBERT"
 _PREFIXES = {
@@ -85,6 +89,39 @@ _LENGTHS = ("query_length", "document_length")
 _TRANSFORMER = TRANSFORMER | dict.fromkeys((*_LENGTHS, "query_expansion"), ())
 _Length = Annotated[int, schema.Meta(ge=5)]
 
+# What artifact.metadata says of vectors, with Stanford's defaults.
+_USUAL: JsonObject = {
+    "dim": 128,
+    "query_token_id": "[unused0]",
+    "doc_token_id": "[unused1]",
+    "query_maxlen": 32,
+    "doc_maxlen": 220,
+    "attend_to_mask_tokens": False,
+    "mask_punctuation": True,
+}
+# what it says of scores, and the values that are computed here
+_SCORED = {
+    "similarity": (None, "cosine"),
+    "interaction": (None, "colbert"),
+    "pool_factor": (None, 0, 1),
+}
+# what training, indexes and processes were told, and how a prefix is shown
+_OF_OTHERS = """
+    query_token doc_token checkpoint triples collection queries index_name overwrite root experiment index_root name
+    rank nranks amp gpus avoid_fork_if_possible bsize accumsteps lr maxsteps save_every resume warmup warmup_bert relu
+    nway use_ib_negatives reranker distillation_alpha ignore_scores model_name index_path index_bsize nbits
+    kmeans_niters clustering_mode protected_tokens ncells centroid_score_threshold ndocs load_index_with_mmap meta
+""".split()
+
+
+class _Metadata(TypedDict):
+    query_token_id: str
+    doc_token_id: str
+    query_maxlen: _Length
+    doc_maxlen: _Length
+    attend_to_mask_tokens: bool
+    mask_punctuation: bool
+
 
 class _Expansion(TypedDict):
     strategy: Literal["fixed", "min"]
@@ -93,33 +130,46 @@ class _Expansion(TypedDict):
     token: NotRequired[str | None]
 
 
-def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) -> Pipeline | None:
-    """Returns the modules around a model in a directory; None if it is not one of vectors of tokens.
+def read_multi_vector(
+    folder: Folder,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    layer: np.ndarray | None,
+) -> Pipeline | None:
+    """Returns what stands around a model in a directory; None if it is not one of vectors of tokens.
+
+    `layer` [D, H] is the dense layer of a directory of Stanford's.
 
     Raises: InputError, with its name, for a module or an option that cannot be computed here or is not there.
     """
     home = home_of(folder)
-    if MODULES not in home:
+    notes: list[str] = []
+    params: Params = {}
+    if MODULES in home:
+        about, where = home.object(ABOUT), home / ABOUT
+        layer = None
+    elif layer is not None:
+        about, notes = _about_of_stanford(folder, layer, model, tokenizer)
+        where = folder / _METADATA
+    else:
         return None
-    about, where = home.object(ABOUT), home / ABOUT
     kind = about.get("model_type")
     is_pylate = kind == _PYLATE or any(name in about for name in _OF_PYLATE)
     if kind != _OURS and not is_pylate:
         return None
-    modules = modules_of(home, folder)
-    kinds = " ".join(kind for kind, _ in modules)
-    if not re.fullmatch(_ORDER, kinds):
-        what = f"the modules {kinds.replace(' ', ', ') or 'of an empty list'}, in this order"
-        raise InputError(f"{home / MODULES} has {what}, which cannot be computed here; {ALONE}")
+    folders = {} if layer is not None else _folders_of(home, folder)
     allow(about, {"similarity_fn_name": (None, "maxsim", "MaxSim")}, where)
-    folders = dict(modules)
     options: dict[str, Any] = {"normalize": "Normalize" in folders or is_pylate}
-    params, notes = {}, []
     if "Dense" in folders:
         dense, params = read_dense(folders["Dense"], model.hidden_size, _DENSE)
         del params["projection"]["bias"]
         options |= dense
         notes += find_not_finite(params, folders["Dense"] / WEIGHTS)
+    elif layer is not None:
+        with np.errstate(over="ignore"):  # of float64; a note tells
+            params = {"projection": {"kernel": np.ascontiguousarray(layer.T, np.float32)}}
+        options |= {"projection_size": len(layer), "projection_activation": "none"}
+        notes += find_not_finite(params, folder.path)
     if "Normalize" in folders:
         config = folders["Normalize"].object("config.json")
         allow(config, _OF_ALL, folders["Normalize"] / "config.json")
@@ -159,7 +209,68 @@ def read_multi_vector(folder: Folder, model: ModelConfig, tokenizer: Tokenizer) 
     settings = TaskConfig(name="embeddings", max_seq_length=most, embedding=embedding)
     prefixes = [about.get(name) or "" for name in _PREFIXES.values()]
     finds = with_prompt_tokens(tokenizer, prefixes)
+    for prefix in prefixes:
+        if layer is not None and len(finds.encode(prefix)) != 1:
+            raise InputError(
+                f"{where}: {shown(prefix.strip())} is no token that this tokenizer finds in a text; copy both again"
+            )
     return Pipeline(settings, params, [*notes, *more], finds)
+
+
+def _folders_of(home: Folder, folder: Folder) -> dict[str, Folder]:
+    """Returns the folder of each module. Raises: InputError if they stand in an order that is not computed here."""
+    modules = modules_of(home, folder)
+    kinds = " ".join(kind for kind, _ in modules)
+    if not re.fullmatch(_ORDER, kinds):
+        what = f"the modules {kinds.replace(' ', ', ') or 'of an empty list'}, in this order"
+        raise InputError(f"{home / MODULES} has {what}, which cannot be computed here; {ALONE}")
+    return dict(modules)
+
+
+def _about_of_stanford(
+    folder: Folder,
+    layer: np.ndarray,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+) -> tuple[JsonObject, list[str]]:
+    """Returns what artifact.metadata says, as PyLate has it, and notes.
+
+    Raises: InputError for what cannot be computed here, or does not fit the model.
+    """
+    where = folder / _METADATA
+    folder.json(_METADATA)  # which must be there
+    given = {name: each for name, each in folder.object(_METADATA).items() if each is not None}
+    about = _USUAL | given
+    schema.check(about, _Metadata, where, "correct it")
+    for option, allowed in _SCORED.items():
+        if about.get(option) not in allowed:
+            raise InputError(
+                f"{where}: {option} {shown(about[option])} cannot be computed here; it can be {allowed[-1]}"
+            )
+    shape, size = list(layer.shape), [about["dim"], model.hidden_size]
+    if shape != size:
+        raise InputError(
+            f"{folder.path}: {LAYER} has the shape {shape}, and dim and hidden_size are {size}; copy all again"
+        )
+    tokens = about["query_token_id"], about["doc_token_id"]
+    for token in tokens:
+        if token not in tokenizer.pieces.ids:
+            raise InputError(
+                f"{where}: the vocabulary lacks {shown(token)}; copy the tokenizer again"
+            )
+    unknown = sorted(given.keys() - {*_USUAL, *_SCORED, *_OF_OTHERS})
+    notes = [f"{where}: {name} is not known here" for name in unknown]
+    query, passage = tokens
+    as_pylate: JsonObject = {
+        "model_type": _PYLATE,
+        "query_prefix": f"{query} ",
+        "document_prefix": f"{passage} ",
+        "query_length": about["query_maxlen"],
+        "document_length": about["doc_maxlen"],
+        "attend_to_expansion_tokens": about["attend_to_mask_tokens"],
+        "skiplist_words": _PUNCTUATION if about["mask_punctuation"] else [],
+    }
+    return as_pylate, notes
 
 
 def _with_prefixes(about: JsonObject) -> JsonObject:

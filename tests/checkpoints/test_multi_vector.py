@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories of vectors of tokens: what is written is read back, PyLate's are read, other options are refused."""
 
+import contextlib
+import functools
 import json
 
 import numpy as np
 import pytest
-from builders import assert_same, change_json, message
+from builders import assert_same, change_json, computed, message
 from hf_models import save_vectors, vectors_of
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
-from bert_jax import InputError, load_pretrained, multi_vectors, save_pretrained
+from bert_jax import CutWarning, InputError, encode, load_pretrained, multi_vectors, save_pretrained
+from bert_jax.batch import pad_rows
+from bert_jax.checkpoints import multi_vector
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.multi_vector import check_pylate, write_multi_vector, write_pylate
 from bert_jax.settings.finetuning import EmbeddingConfig
+from bert_jax.text.tokenizer import wordpiece_tokenizer
 
 ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
 
@@ -161,3 +167,100 @@ def test_other_modules_and_tensors_are_named(directory):
     (directory / MODULES).write_text(json.dumps(modules))
     save_file({"linear.weight": np.zeros((4, 32), np.float32)}, directory / "1_Dense" / "model.safetensors")
     assert "has other tensors than linear.weight of 32 inputs and 8 outputs" in message(load_pretrained, directory)
+
+
+METADATA = "artifact.metadata"
+
+
+@pytest.fixture
+def stanford(tmp_path):
+    """Returns a directory as Stanford's ColBERT writes it, whose passages have at most 8 tokens, and its layer."""
+    bert, directory = make(), tmp_path / "colbert"
+    words = [*bert.tokenizer.vocab[:-3], ".", "[unused0]", "[unused1]"]
+    tokenizer = wordpiece_tokenizer(words, lowercase=True)
+    save_hf(directory, bert.config, {"encoder": bert.params["encoder"]}, tokenizer, "token_embeddings", ())
+    layer = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(tensors | {"linear.weight": layer}, directory / "model.safetensors")
+    change_json(directory / "config.json", architectures=["HF_ColBERT"])
+    change_json(directory / METADATA, dim=8, doc_maxlen=8, query_maxlen=9, attend_to_mask_tokens=True, lr=1e-5, nbits=1)
+    return directory, layer
+
+
+def test_stanford_s_directories_are_read(stanford, tmp_path):
+    """A prefix is a token, queries are filled up with [MASK], and punctuation of passages does not count."""
+    directory, layer = stanford
+    bert = load_pretrained(directory)
+    own = bert.embedding.embedding
+    assert (bert.task, bert.embedding.max_seq_length) == ("token_embeddings", 8)
+    assert len(bert.notes) == 1 and "the vocabulary lacks ! " in bert.notes[0]
+    assert (own.query_prompt, own.passage_prompt, own.query_length, own.query_expansion) == (
+        *("[unused0] ", "[unused1] "),
+        *(9, 9),
+    )
+    assert own.expansion_is_seen and own.normalize and own.skipped_words == "punctuation"
+    rows = {
+        "query": ("a b", "[CLS] [unused0] a b [SEP] [MASK] [MASK] [MASK] [MASK]"),
+        "passage": ("a. b c d e f g", "[CLS] [unused1] a . b c d [SEP]"),
+    }
+    for kind, (text, tokens) in rows.items():
+        ids = [bert.tokenizer.id_of(token) for token in tokens.split()]
+        hidden = computed(functools.partial(encode, bert.config), bert.params, pad_rows([ids], len(ids))).hidden[0]
+        vectors = hidden.astype(np.float64) @ layer.T
+        vectors = vectors[[token != "." for token in tokens.split()]]
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        with pytest.warns(CutWarning) if kind == "passage" else contextlib.nullcontext():
+            (found,) = multi_vectors(bert, [text], kind=kind)
+        np.testing.assert_allclose(found, vectors, atol=1e-5)
+    save_pretrained(bert, tmp_path / "own")
+    again = load_pretrained(tmp_path / "own")
+    assert again.embedding == bert.embedding
+    assert_same(again.params, bert.params)
+
+
+def test_what_stanford_s_files_leave_out_is_its_default(stanford):
+    directory, layer = stanford
+    save_file(
+        load_file(directory / "model.safetensors") | {"linear.weight": np.resize(layer, (128, 32))},
+        directory / "model.safetensors",
+    )
+    (directory / METADATA).write_text('{"mask_punctuation": false, "query_maxlen": null, "new": 2, "other": null}')
+    bert = load_pretrained(directory)
+    own = bert.embedding.embedding
+    assert (own.query_length, own.expansion_is_seen, own.skipped_words, own.projection_size) == (32, False, "", 128)
+    assert bert.embedding.max_seq_length == 64  # of 220 as many as the model has places
+    assert [note.rpartition("/")[2] for note in bert.notes] == [f"{METADATA}: new is not known here"]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"similarity": "l2"}, 'similarity "l2" cannot be computed here; it can be cosine'),
+        ({"interaction": "flipr"}, 'interaction "flipr" cannot be computed here; it can be colbert'),
+        ({"pool_factor": 2}, "pool_factor 2 cannot be computed here; it can be 1"),
+        ({"dim": 9}, "linear.weight has the shape [8, 32], and dim and hidden_size are [9, 32]; copy all again"),
+        ({"query_maxlen": 4}, "Expected `int` >= 5 - at `$.query_maxlen`"),
+        ({"doc_maxlen": "long"}, "Expected `int`, got `str` - at `$.doc_maxlen`"),
+        ({"mask_punctuation": 1}, "Expected `bool`, got `int` - at `$.mask_punctuation`"),
+        ({"doc_token_id": "[D]"}, 'the vocabulary lacks "[D]"; copy the tokenizer again'),
+    ],
+)
+def test_what_stanford_s_files_say_and_cannot_be_computed_is_named(stanford, values, problem):
+    change_json(stanford[0] / METADATA, **values)
+    assert problem in message(load_pretrained, stanford[0])
+
+
+def test_a_prefix_that_a_tokenizer_of_sentencepiece_would_not_find(stanford, monkeypatch):
+    monkeypatch.setattr(multi_vector, "with_prompt_tokens", lambda tokenizer, prefixes: tokenizer)
+    assert '"[unused0]" is no token that this tokenizer finds in a text' in message(load_pretrained, stanford[0])
+
+
+def test_stanford_s_directory_without_its_settings_and_with_modules(stanford, directory):
+    path, layer = stanford
+    (path / METADATA).unlink()
+    assert "artifact.metadata does not exist" in message(load_pretrained, path)
+    for name in (MODULES, ABOUT, LENGTH, "1_Dense", "2_MultiVectorMask", "3_Normalize"):
+        (directory / name).rename(path / name)
+    bert = load_pretrained(path)
+    assert any("has linear.weight, which is not read: modules.json names what is" in note for note in bert.notes)
+    assert not np.allclose(bert.params["projection"]["kernel"], layer.T)

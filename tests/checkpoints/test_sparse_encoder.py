@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 
+import huggingface_hub
 import numpy as np
 import pytest
 from builders import assert_same, change_json, message
@@ -86,8 +87,8 @@ def test_newer_names_are_read(plain):
     assert read.notes == () and read.embedding == dataclasses.replace(before, max_seq_length=64)  # the tokenizer's
 
 
-def test_each_module_may_be_in_a_folder(routed):
-    """As version 6 writes them with a Router, and versions before with Asym."""
+def test_each_module_may_be_in_a_folder(routed, monkeypatch):
+    """As version 6 writes them with a Router, and versions before with Asym. Of the hub all of them are fetched."""
     rewrite_settings(routed)
     words, pooling = "document_0_Transformer", "document_1_SpladePooling"
     (routed / words).mkdir()
@@ -101,6 +102,18 @@ def test_each_module_may_be_in_a_folder(routed):
     change_json(routed / ROUTES, types=types, structure=structure, parameters=parameters)
     read = load_pretrained(routed)
     assert read.embedding.embedding.query_table and read.notes == ()
+
+    def snapshot_download(name, revision, allow_patterns):
+        names = [path.relative_to(routed).as_posix() for path in routed.rglob("*") if path.is_file()]
+        for asked in huggingface_hub.utils.filter_repo_objects(names, allow_patterns=allow_patterns):
+            (routed.parent / "hub" / asked).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(routed / asked, routed.parent / "hub" / asked)
+        return str(routed.parent / "hub")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    fetched = load_pretrained("hf://org/name")
+    assert fetched.embedding == read.embedding
+    assert_same(dict(fetched.params), dict(read.params))
     (routed / ROUTES).rename(routed / "config.json")
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Asym"}]
     (routed / MODULES).write_text(json.dumps(modules))

@@ -8,11 +8,12 @@ from unittest import mock
 
 import jax
 import numpy as np
-from builders import tiny_model
+from builders import change_json, tiny_model
 from fuzzing import Reader, make_tests
 from google_files import save_tf1
 from hf_models import make_tokenizer, random_params
 from read_models import load_hf, load_hf_tokenizer, load_tf1
+from safetensors.numpy import load_file, save_file
 
 from bert_jax.checkpoints.arrays import describe, save_tree
 from bert_jax.checkpoints.hf import save_hf
@@ -84,6 +85,17 @@ def make_modules_of_words(directory: Path) -> None:
     write_json(folder / "idf.json", dict.fromkeys(rest[0].vocab, 1.0))
 
 
+def make_colbert(directory: Path) -> None:
+    config, params, *rest = model()
+    save_hf(directory / "model", config, {"encoder": params["encoder"]}, *rest)
+    tensors = {f"bert.{name}": each for name, each in load_file(directory / "model" / "model.safetensors").items()}
+    tensors["linear.weight"] = np.ones((8, config.hidden_size), np.float32)
+    save_file(tensors, directory / "model" / "model.safetensors")
+    change_json(directory / "model" / "config.json", architectures=["HF_ColBERT"])
+    about = {"dim": 8, "query_token_id": "word1", "doc_token_id": "word2", "doc_maxlen": 20, "similarity": "cosine"}
+    write_json(directory / "model" / "artifact.metadata", about | {"mask_punctuation": True, "pool_factor": 1})
+
+
 def use_sealed_anew(path: Path) -> None:
     """Reads a model whose files were changed before their checksums were taken."""
     sealed = (path / "model" / SEAL).read_bytes()
@@ -139,6 +151,9 @@ READERS = [
         lambda path: load_hf(path / "model"),
         ("model/modules.json", "model/*sentence*.json", "model/[123]_*/*"),
         200,
+    ),
+    Reader(
+        "colbert", make_colbert, lambda path: load_hf(path / "model"), ("model/*.metadata", "model/config.json"), 200
     ),
     Reader(
         "sparse-encoder",

@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import string
 import subprocess
 import sys
 import zipfile
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import change_json, tiny_model
 from described import write_described
 from hf_models import make_tokenizer, random_params
 
@@ -569,6 +570,63 @@ def test_pylate_s_directories_have_the_vectors_that_it_gives_them(st, small, tmp
         convert(directory, tmp_path / kind, kind)
         again = st.MultiVectorEncoder(str(tmp_path / kind), device="cpu")
         assert_same_tokens(bert, again, [*TEXTS, "a small, small house."])
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_stanford_s_directories_have_the_vectors_that_it_and_its_own_code_give_them(st, small, tmp_path, is_seen):
+    """Made by hand, as ColBERT writes them. Its own code puts the prefix in after texts are cut to one token less."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    directory = tmp_path / "colbert"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(small[0]))
+    torch.manual_seed(2)
+    model = transformers.BertModel.from_pretrained(str(small[0]))
+    model.save_pretrained(directory)
+    tokenizer.model_max_length = 22  # of a text that is neither, which is cut as passages are here
+    tokenizer.save_pretrained(directory)
+    layer = torch.randn(8, 32)
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(tensors | {"linear.weight": layer}, directory / "model.safetensors", metadata={"format": "pt"})
+    change_json(directory / "config.json", architectures=["HF_ColBERT"])
+    change_json(
+        directory / "artifact.metadata",
+        dim=8,
+        doc_maxlen=22,
+        query_maxlen=14,
+        attend_to_mask_tokens=is_seen,
+        mask_punctuation=True,
+        query_token_id="##b",
+        doc_token_id="##c",
+        query_token="[Q]",
+        similarity="cosine",
+        nway=64,
+    )
+    texts = [*TEXTS, "a small, small house."]
+    bert = bert_jax.load_pretrained(directory)
+    assert_same_tokens(bert, st.MultiVectorEncoder(str(directory), device="cpu"), texts)
+    for kind, length, prefix in (("query", 14, "##b"), ("passage", 22, "##c")):
+        padding = {"padding": "max_length"} if kind == "query" else {"padding": True}
+        made = tokenizer(texts, truncation=True, max_length=length - 1, return_tensors="pt", **padding)
+        marker = torch.full((len(texts), 1), tokenizer.convert_tokens_to_ids(prefix))
+        ids, mask = (
+            torch.cat([part[:, :1], more, part[:, 1:]], 1)
+            for part, more in ((made["input_ids"], marker), (made["attention_mask"], torch.ones_like(marker)))
+        )
+        if kind == "query":
+            mask = torch.ones_like(mask) if is_seen else mask
+            ids[ids == tokenizer.pad_token_id] = tokenizer.mask_token_id
+        with torch.no_grad():
+            vectors = torch.nn.functional.normalize(model.eval()(ids, attention_mask=mask)[0] @ layer.T, dim=2)
+        left_out = {tokenizer.convert_tokens_to_ids(sign) for sign in string.punctuation} | {tokenizer.pad_token_id}
+        with pytest.warns(bert_jax.CutWarning):
+            found = bert_jax.multi_vectors(bert, texts, kind=kind)
+        for ours, theirs, tokens in zip(found, vectors, ids.tolist(), strict=True):
+            counts = [kind == "query" or token not in left_out for token in tokens]
+            np.testing.assert_allclose(ours, theirs[torch.tensor(counts)], atol=1e-5)
+    convert(directory, tmp_path / "again")
+    assert_same_tokens(bert, st.MultiVectorEncoder(str(tmp_path / "again"), device="cpu"), texts)
 
 
 def test_the_loss_of_vectors_of_tokens_and_its_gradient_are_the_same(st, tmp_path):
