@@ -154,6 +154,7 @@ def in_batches(run: Answer) -> Answer:
 
 def export(model: str, classifier: str) -> None:
     """Writes answers.onnx and answers_int8.onnx beside both models, if they are missing."""
+    import onnx
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoModel, AutoModelForSequenceClassification
@@ -173,11 +174,10 @@ def export(model: str, classifier: str) -> None:
                 net, (ids, mask, ids * 0), f"{folder}/answers.onnx", input_names=names, dynamo=True,
                 dynamic_shapes=dynamic, external_data=False,
             )  # fmt: skip
-            quantize_dynamic(
-                f"{folder}/answers.onnx",
-                f"{folder}/answers_int8.onnx",
-                weight_type=QuantType.QInt8,
-            )
+            exported = onnx.load(f"{folder}/answers.onnx")
+            del exported.graph.value_info[:]  # shapes that the exporter noted, some of them wrong
+            place = f"{folder}/answers_int8.onnx"
+            quantize_dynamic(exported, place, weight_type=QuantType.QInt8)
             for name in ("answers.onnx", "answers_int8.onnx"):
                 os.replace(f"{folder}/{name}", f"{directory}/{name}")
 
