@@ -182,8 +182,8 @@ def share_of_first(scores: np.ndarray) -> float:
 def summary(task: str, items: Sequence[Item], scores: Sequence[np.ndarray]) -> float:
     """Returns the accuracy in percent, the mean of the subtasks, or Spearman's correlation for made-up words."""
     if task.startswith("wug"):
-        shares = np.array([share_of_first(of_options) for of_options in scores])
-        return spearman(shares, np.array([item.ratio for item in items]))
+        shares = [share_of_first(of_options) for of_options in scores]
+        return spearman(shares, [item.ratio for item in items])
     right: dict[str, list[bool]] = {}
     for item, of_options in zip(items, scores):
         right.setdefault(item.subtask, []).append(int(np.argmax(of_options)) == 0)
