@@ -107,8 +107,10 @@ def choose_batching(
     A run of `num_steps` compiles one program or two for them, whichever is cheaper. With `apart`, the texts of a row
     need not share a row of a batch.
     """
-    multiple, size = length_step(model.attention), data.batch_size
-    most, parts = most_sequences(rows), sizes_apart(rows) if apart else sizes_of(rows)
+    multiple = length_step(model.attention)
+    size = data.batch_size
+    most = most_sequences(rows)
+    parts = sizes_apart(rows) if apart else sizes_of(rows)
     num_parts = -(-size * len(parts.tokens) // len(rows)) if apart else size
     alone = Batching(
         batch_size=size,
@@ -160,7 +162,8 @@ def train_batches(
     At each step, packed batches have the same rows of the task as unpacked batches without `bucket`.
     """
     lengths = dataclasses.replace(batching, shape=None).sizes(rows).tokens
-    size, bucket = batching.batch_size, batching.bucket and batching.shape is None
+    size = batching.batch_size
+    bucket = batching.bucket and batching.shape is None
     num_steps = batching.num_steps(len(rows))
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
     streamed = None

@@ -58,7 +58,8 @@ def make_batch(
     """
     model = tokenizer if hasattr(tokenizer, "tokenizer") else None
     tokenizer = model.tokenizer if model else tokenizer
-    least, most = 2 + len(tokenizer.between), model.config.max_positions if model else 512
+    least = 2 + len(tokenizer.between)
+    most = model.config.max_positions if model else 512
     max_length = most if max_length is None else max_length
     if not isinstance(max_length, int | np.integer) or max_length < least:
         raise InputError(
@@ -77,7 +78,8 @@ def make_batch(
         max(map(len, column)) for column in zip(*((r.token_ids, r.lengths) for r in rows))
     )
     length = padded_length(longest, max(longest, max_length), 8)
-    token_ids, type_ids = [row.token_ids for row in rows], [row.type_ids for row in rows]
+    token_ids = [row.token_ids for row in rows]
+    type_ids = [row.type_ids for row in rows]
     lengths = [row.lengths for row in rows]
     batch = pad_rows(token_ids, length, type_ids, lengths, widest, tokenizer.pad_id)
     # a single word to predict
@@ -109,7 +111,9 @@ def _rows_of_texts(
     several = head.is_of_several or head.needs_whole_batch
     groups = [list(text) if several and not isinstance(text, str) else [text] for text in texts]
     fitted = fit_texts(tokenizer, list(itertools.chain(*groups)), max_length, long_texts)
-    parts, rows, numbers = iter(fitted), [], {}
+    parts = iter(fitted)
+    rows = []
+    numbers = {}
     for index, group in enumerate(groups):
         own = [next(parts) for _ in group]
         label = None if labels is None else labels[index]
@@ -262,9 +266,11 @@ def spots_of(members: Sequence[Row]) -> Iterator[tuple[Row, Spot]]:
     """Yields each row of the task in a row of a batch, and its spot there."""
     start = first = 0
     for row in members:
-        end, last = start + len(row.token_ids), first + len(row.lengths)
+        end = start + len(row.token_ids)
+        last = first + len(row.lengths)
         yield row, Spot(slice(start, end), slice(first, last))
-        start, first = end, last
+        start = end
+        first = last
 
 
 def unpadded_outputs(members: Sequence[Row], outputs: np.ndarray, head: Head) -> list[np.ndarray]:

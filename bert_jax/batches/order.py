@@ -59,7 +59,8 @@ class Mix(NamedTuple):
 
         A source goes through a new permutation of its rows whenever all were taken, over the edges of epochs.
         """
-        first, drawn = 0, []
+        first = 0
+        drawn = []
         for source, (num_rows, count) in enumerate(zip(self.rows, self.drawn)):
             places = epoch * count + np.arange(count)
             numbers = np.empty(count, np.int64)
@@ -79,7 +80,8 @@ def mix_by_weights(rows: tuple[int, ...], weights: tuple[float, ...], apart: boo
     """
     if not weights:
         return Mix(rows, rows, apart)
-    total, ends = sum(rows), np.cumsum(weights) / np.sum(weights)
+    total = sum(rows)
+    ends = np.cumsum(weights) / np.sum(weights)
     # ends are rounded and not counts, so that the counts add up
     places = np.rint(ends * total).astype(np.int64)
     return Mix(rows, tuple(np.diff(places, prepend=0).tolist()), apart)
@@ -127,12 +129,18 @@ class StreamedPlan:
         take: Sequence[Callable[[int, int], np.ndarray]],
     ) -> None:
         """Makes the plan. `take[s](begin, end)` are the rows at these places of source s, counted over all epochs."""
-        self._mix, self._lengths, self._take = mix, lengths, take
-        self._size, self._seed, self._bucket = batch_size, seed, bucket
+        self._mix = mix
+        self._lengths = lengths
+        self._take = take
+        self._size = batch_size
+        self._seed = seed
+        self._bucket = bucket
         self._num_steps = mix.num_steps(batch_size)
         self._at_once = max(1, min(_CHUNK, self._num_steps // 4))
-        self._epoch, self._stretch = -1, (-1, -1)
-        self._labels, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._epoch = -1
+        self._stretch = (-1, -1)
+        self._labels = np.zeros(0, np.int64)
+        self._ends = np.zeros(0, np.int64)
         self._batches: list[np.ndarray] = []
 
     def at(self, step: int) -> np.ndarray:
@@ -148,7 +156,9 @@ class StreamedPlan:
 
     def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the source of each row of an epoch, and where each batch ends."""
-        mix, size, rng = self._mix, self._size, np.random.default_rng([self._seed, epoch])
+        mix = self._mix
+        size = self._size
+        rng = np.random.default_rng([self._seed, epoch])
         sources = np.arange(len(mix.rows), dtype=np.int32)
         if not mix.apart:
             labels = rng.permutation(np.repeat(sources, mix.drawn))
@@ -163,11 +173,13 @@ class StreamedPlan:
 
     def _plan(self, epoch: int, first: int) -> list[np.ndarray]:
         """Returns the batches first, first + 1, ... of a stretch of an epoch."""
-        ends, mix = self._ends[first : first + self._at_once], self._mix
+        ends = self._ends[first : first + self._at_once]
+        mix = self._mix
         begin = int(self._ends[first - 1]) if first else 0
         labels = self._labels[begin : ends[-1]]
         before = np.bincount(self._labels[:begin], minlength=len(mix.rows))
-        numbers, start = np.empty(len(labels), np.int64), 0
+        numbers = np.empty(len(labels), np.int64)
+        start = 0
         for source, (num_rows, drawn) in enumerate(zip(mix.rows, mix.drawn)):
             (places,) = np.nonzero(labels == source)
             if len(places):

@@ -84,8 +84,10 @@ class StoredRows(Sequence[Row]):
 
     def like(self, rows: "StoredRows") -> None:
         """Takes over what is not of single rows from others, which these are made of."""
-        self.stretches, self.weights = rows.stretches, rows.weights
-        self.fingerprint, self.streams = rows.fingerprint, rows.streams
+        self.stretches = rows.stretches
+        self.weights = rows.weights
+        self.fingerprint = rows.fingerprint
+        self.streams = rows.streams
 
     def close(self) -> None:
         """Stops reading ahead."""
@@ -161,7 +163,8 @@ def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
     # bins by the number of tokens they have room for
     with_room: list[list[int]] = [[] for _ in range(length + 1)]
     rooms = 0  # the same as a bit mask: bit r is set if a bin has room for r tokens
-    tokens, sequences = sizes.tokens.tolist(), sizes.sequences.tolist()
+    tokens = sizes.tokens.tolist()
+    sequences = sizes.sequences.tolist()
     for number in np.argsort(-sizes.tokens, kind="stable").tolist():
         size = tokens[number]
         enough = rooms >> size
@@ -171,7 +174,8 @@ def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
             if not with_room[room]:
                 rooms ^= 1 << room
         else:
-            room, chosen = length, len(bins)
+            room = length
+            chosen = len(bins)
             bins.append([])
             places_left.append(num_places)
         bins[chosen].append(number)

@@ -88,7 +88,8 @@ def needed_flops(model: ModelConfig, rows: Sequence[Row]) -> float:
     # by how often each length occurs: there may be many millions of sequences
     counts = np.bincount(sizes_apart(rows).tokens)
     lengths = np.arange(len(counts))
-    tokens, squares = int(counts @ lengths), int(counts @ lengths**2)
+    tokens = int(counts @ lengths)
+    squares = int(counts @ lengths**2)
     return forward_flops(model, tokens, squares, 0, int(counts.sum()))
 
 

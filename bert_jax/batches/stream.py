@@ -91,7 +91,8 @@ def open_streamed(about: About, config: DataConfig, num_streams: int) -> Dataset
 
     Raises: InputError if it cannot be read, or if the cache is too small.
     """
-    splits, itemsize = about.manifest["splits"], about.dtype.itemsize
+    splits = about.manifest["splits"]
+    itemsize = about.dtype.itemsize
     blocks = {name: Blocks(splits[name]["shards"], about.dtype) for name in ("train", "heldout")}
     window_rows = max(
         int(config.window_mb * 2**20) // (itemsize * num_streams), blocks["train"].most_rows, 1
@@ -125,15 +126,20 @@ class RemoteRows:
     """The rows of a split behind a URL, read in blocks when they are asked for, and those after them ahead."""
 
     def __init__(self, about: About, blocks: Blocks, num_sequences: int, limit: int, verify: bool):
-        self.dtype, self.num_sequences = about.dtype, num_sequences
+        self.dtype = about.dtype
+        self.num_sequences = num_sequences
         self.num_rows = int(blocks.rows.sum())
-        self._url, self._blocks, self._limit, self._verify = about.url, blocks, limit, verify
+        self._url = about.url
+        self._blocks = blocks
+        self._limit = limit
+        self._verify = verify
         self._ahead = np.empty(0, np.int64)
 
     @functools.cached_property
     def cache(self) -> BlockCache:
         """The blocks on the local disk. Nothing is read before the first use."""
-        blocks, reader = self._blocks, RangeReader(self._url)
+        blocks = self._blocks
+        reader = RangeReader(self._url)
         slot_bytes = blocks.most_rows * self.dtype.itemsize
         num_slots = min(self._limit // slot_bytes, len(blocks.rows) + 1)
         if num_slots < min(_FEWEST_BLOCKS, len(blocks.rows)):
@@ -200,7 +206,10 @@ class StreamedSplit:
             source.num_sequences,
             source.num_rows,
         )
-        self.source, self.order, self._blocks, self._config = source, order, blocks, config
+        self.source = source
+        self.order = order
+        self._blocks = blocks
+        self._config = config
         # the rows of those that the last step was at
         self._windows: dict[StreamWindow, np.ndarray] = {}
         self._held: dict[int, _Held] = {}
@@ -214,7 +223,8 @@ class StreamedSplit:
         come to next.
         """
         parts = self.order.parts(step, places, batch_size, rows_before)
-        rows, epochs = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
+        rows = np.empty(len(places), np.int64)
+        epochs = np.empty(len(places), np.int32)
         windows: dict[StreamWindow, np.ndarray] = {}
         for window, where, first in parts:
             # most steps are in the windows of the step before
@@ -241,7 +251,8 @@ class StreamedSplit:
 
     def describe(self) -> str:
         """Returns a short description of the order and of the rows mixed at a time."""
-        order, size = self.order, self.dtype.itemsize
+        order = self.order
+        size = self.dtype.itemsize
         mixed = order.window_rows * order.num_streams
         return (
             f"in {order.num_streams} streams of {len(order.block_rows):,} blocks, about "
@@ -265,7 +276,8 @@ class StreamedSplit:
                 self._held[stream] = before[stream]
                 continue
             after = self.order.next(window)
-            now, then = self.order.blocks(window), self.order.blocks(after)
+            now = self.order.blocks(window)
+            then = self.order.blocks(after)
             cache.want(now, self.order.first_turn(window))
             cache.want(then, self.order.first_turn(after))
             self._held[stream] = _Held(window, np.concatenate([now, then]))

@@ -41,7 +41,8 @@ class BlockSums:
     """The checksums of the blocks of rows that come in parts of any size."""
 
     def __init__(self, rows: int, itemsize: int):
-        self._rows, self._bytes = rows, rows * itemsize
+        self._rows = rows
+        self._bytes = rows * itemsize
         self._sums: list[int] = []
         self._filled = 0  # bytes of the last block
 
@@ -68,7 +69,8 @@ class Blocks:
 
     def __init__(self, shards: Sequence[JsonObject], dtype: np.dtype):
         """Raises: InputError if the manifest contradicts itself."""
-        self.shards, self.dtype = shards, dtype
+        self.shards = shards
+        self.dtype = dtype
         table: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
             if shard["bytes"] < shard["rows"] * dtype.itemsize:
@@ -94,8 +96,10 @@ class Blocks:
 
         Raises: InputError or StoppedError if they cannot be read, or are damaged on every try.
         """
-        shard, size = self.shards[self.homes[number]], self.dtype.itemsize
-        first, rows = int(self.firsts[number]), int(self.rows[number])
+        shard = self.shards[self.homes[number]]
+        size = self.dtype.itemsize
+        first = int(self.firsts[number])
+        rows = int(self.rows[number])
         # what a .npy file has before its rows
         header = shard["bytes"] - shard["rows"] * size
 

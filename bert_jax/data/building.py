@@ -16,7 +16,8 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 
-WORK, _IDENTITY = "unfinished", "options.json"
+WORK = "unfinished"
+_IDENTITY = "options.json"
 
 
 def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:

@@ -101,23 +101,28 @@ def _add_pairs(
         middle = begin + 1
         if end - begin >= 2:
             middle = begin + _draw(1, end - begin - 1, rng)
-        first_start, first_stop = document[begin], document[middle]
+        first_start = document[begin]
+        first_stop = document[middle]
         if end - begin == 1 or (next_sentence == "nsp" and rng.random() < 0.5):
             label = IS_RANDOM
             other = _other_document(documents, index, rng)
             start = _draw(0, len(other) - 2, rng)
             wanted = target_length - (first_stop - first_start)
             stop = bisect_left(other, other[start] + wanted, start + 1, len(other) - 1)
-            second_start, second_stop = other[start], other[stop]
+            second_start = other[start]
+            second_stop = other[stop]
             begin = middle  # the sentences that a random B replaced are used again, not lost
         elif next_sentence == "sop" and rng.random() < 0.5:
             label = IS_RANDOM
-            second_start, second_stop = first_start, first_stop
-            first_start, first_stop = document[middle], document[end]
+            second_start = first_start
+            second_stop = first_stop
+            first_start = document[middle]
+            first_stop = document[end]
             begin = end
         else:
             label = IS_NEXT
-            second_start, second_stop = document[middle], document[end]
+            second_start = document[middle]
+            second_stop = document[end]
             begin = end
 
         # Too long a pair loses tokens of its longer side (B on a tie), at either end by chance.

@@ -35,7 +35,8 @@ def shuffled(indices: np.ndarray, num_items: int, *key: int) -> np.ndarray:
     keys = np.random.SeedSequence(key).generate_state(6, np.uint64)
 
     def permute(values: np.ndarray) -> np.ndarray:
-        left, right = values >> half_bits, values & mask
+        left = values >> half_bits
+        right = values & mask
         for key in keys:
             left, right = right, left ^ (mix(right ^ key) & mask)
         return (left << half_bits) | right
@@ -228,7 +229,8 @@ class StreamOrder:
         streams = np.arange(self.num_streams)
         firsts = -(-(epoch * self.num_rows - streams) // self.num_streams)
         lengths = -(-((epoch + 1) * self.num_rows - streams) // self.num_streams) - firsts
-        begin, length = int(lengths[:stream].sum()), int(lengths[stream])
+        begin = int(lengths[:stream].sum())
+        length = int(lengths[stream])
         blocks, ends = self._sequence
         first = np.searchsorted(ends, begin, side="right")
         last = np.searchsorted(ends, begin + length, side="left")

@@ -117,7 +117,8 @@ def _complete(
         return _alone([longest, int(others[-1])], left)
 
     # Exactly, in the parts aimed at or in a few more; or else as nearly as can be.
-    nearest, best = -1, None
+    nearest = -1
+    best = None
     for num_parts in range(max(3, aim), min(max_per_row, max(3, aim) + _MORE_PARTS) + 1):
         parts, room_left = _first_parts(left, longest, room, num_parts)
         available = _available(left, parts)
@@ -126,7 +127,8 @@ def _complete(
             return _share_out(left, parts, *pairs)
         total = _nearest_sum(available, room_left)
         if room - room_left + total > nearest:
-            nearest, best = room - room_left + total, (parts, available, total)
+            nearest = room - room_left + total
+            best = (parts, available, total)
     assert best is not None
     parts, available, total = best
     return _share_out(left, parts, *_pairs(available, total))
@@ -268,7 +270,8 @@ def packed_rows(
 
     `single_rows(indices)` gives rows of one sequence each; `dtype` says L and M.
     """
-    row_length, max_per_row = dtype["token_ids"].shape[0], dtype["lengths"].shape[0]
+    row_length = dtype["token_ids"].shape[0]
+    max_per_row = dtype["lengths"].shape[0]
     places = assign(lengths, plan_packing(np.bincount(lengths), row_length, max_per_row), seed)
 
     def chunks() -> Iterator[np.ndarray]:

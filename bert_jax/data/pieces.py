@@ -152,7 +152,9 @@ def read_range(
 
     With `passage`, a passage of that many parts is a document; see `unite`.
     """
-    all_documents, all_sentences, all_tokens = [], [], []
+    all_documents = []
+    all_sentences = []
+    all_tokens = []
     for index in range(num_pieces):
         documents = unite(np.load(_file(folder, "parts", index)), passage)
         inside = (documents["key"] >= np.uint64(first_key)) & (
@@ -165,7 +167,8 @@ def read_range(
         # hashes.
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         for name, arrays in (("sentences", all_sentences), ("tokens", all_tokens)):
-            ends, array = np.append(0, np.cumsum(documents[name])), _load(folder, name, index)
+            ends = np.append(0, np.cumsum(documents[name]))
+            array = _load(folder, name, index)
             arrays += [
                 np.array(array[ends[first] : ends[last]]) for first, last in edges.reshape(-1, 2)
             ]
@@ -229,7 +232,9 @@ def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
         num_bytes += sum(map(len, document))
         if num_lines >= _LINES_AT_ONCE or num_bytes >= _BYTES_AT_ONCE:
             yield batch
-            batch, num_lines, num_bytes = [], 0, 0
+            batch = []
+            num_lines = 0
+            num_bytes = 0
     yield batch
 
 
@@ -242,7 +247,8 @@ def _encode(
     """
     sentences: list[str] = []
     # of each document's sentences, and the end of the last one's; its lines that failed
-    starts, failed = [0], []
+    starts = [0]
+    failed = []
     for lines in documents:
         document_sentences, num_failed = split_lines(lines, language)
         sentences += document_sentences
@@ -255,7 +261,8 @@ def _encode(
         raw = [line.encode() for line in lines]
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
         # with an end for each line
-        key, num_bytes = document_key(lines, seed), sum(map(len, raw)) + len(raw)
+        key = document_key(lines, seed)
+        num_bytes = sum(map(len, raw)) + len(raw)
         num_words = sum(len(line.split()) for line in lines)
         for part, counts in enumerate(
             _parts(lengths[start:end], sentences[start:end], (num_bytes, num_words))

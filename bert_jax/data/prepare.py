@@ -40,7 +40,8 @@ SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds i
 LINES_AT_ONCE = 8 << 20  # lines that a process compares at a time, by 64 MiB of hashes
 # Where this many times the rate would be held out, and this share of all tokens, long documents are cut into passages.
 # Less is by chance: a few of hundreds of documents are held out, and some are longer than others.
-MOST_HELD_OUT, MUCH_TEXT = 2, 0.05
+MOST_HELD_OUT = 2
+MUCH_TEXT = 0.05
 _ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
 
 
@@ -352,7 +353,8 @@ def make_shard(
             lengths, single_rows, row_dtype, tokenizer.pad_id, seed
         )
     else:
-        num_rows, row_dtype = len(created), dtype
+        num_rows = len(created)
+        row_dtype = dtype
         chunks = (
             single_rows(slice(start, start + _ROWS_AT_ONCE))
             for start in range(0, len(created), _ROWS_AT_ONCE)

@@ -25,9 +25,12 @@ from bert_jax.storage.schema import Count, FileName, Meta, Sha256
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
 
-FORMAT, VERSION = "bert_jax rows", 1
+FORMAT = "bert_jax rows"
+VERSION = 1
 PAIRS = "bert_jax pairs"  # the format of texts that belong together, of the same version
-TOKENIZER, TOKEN_COUNTS, LENGTHS = "tokenizer", "token_counts.npy", "lengths.npy"
+TOKENIZER = "tokenizer"
+TOKEN_COUNTS = "token_counts.npy"
+LENGTHS = "lengths.npy"
 NO_LABEL = -1
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _REMEDY = "copy it again, or delete the directory and prepare the data set again"
@@ -434,7 +437,8 @@ def open_about(
 ) -> About:
     """Returns a data set of a format without its rows; see `open_dataset`."""
     source.expect("data")
-    path, url = source.place, ""
+    path = source.place
+    url = ""
     if not isinstance(path, Path):
         path, url = Path(urls.local_copy(f"{path}/{MANIFEST}")).parent, str(path)
     manifest = _read_manifest(path, form)

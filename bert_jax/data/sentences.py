@@ -79,11 +79,13 @@ def _segment(text: str, language: str) -> list[str]:
     if len(text) <= _LONGEST_WORD or max(map(len, text.split()), default=0) <= _LONGEST_WORD:
         return _cut(text, _call(shown, language))
     parts: list[str] = []
-    start, window = 0, _WINDOW
+    start = 0
+    window = _WINDOW
     while start < len(text):
         segments = _call(shown[start : start + window], language)
         if start + window < len(text):
-            end, whole = 0, []
+            end = 0
+            whole = []
             for part in segments[:-1]:  # the last one may go on
                 if whole and end + len(part) > window // 2:
                     break
@@ -116,7 +118,8 @@ def _call(text: str, language: str) -> list[str]:
 
 def _cut(text: str, parts: Iterable[str]) -> list[str]:
     """Returns a text cut into pieces with the lengths of `parts`."""
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for part in parts:
         pieces.append(text[start : start + len(part)])
         start += len(part)

@@ -107,7 +107,8 @@ def say_summary(manifest: JsonObject, seconds: float) -> None:
 
 def _warnings(manifest: JsonObject) -> Iterator[str]:
     """Yields a warning for each figure that is probably not intended."""
-    options, train = manifest["identity"]["options"], manifest["splits"]["train"]
+    options = manifest["identity"]["options"]
+    train = manifest["splits"]["train"]
     if (share := manifest["exact_copies"]["documents_share"]) > MANY_COPIES:
         yield (
             f"{share:.0%} of the documents are exact copies of others, more than {MANY_COPIES:.0%}: the model learns "

@@ -19,9 +19,11 @@ from bert_jax.storage.places import AnyPath, Place
 from bert_jax.storage.resolve import MANIFEST, resolve
 from bert_jax.storage.schema import Count, FileName, Sha256
 
-FORMAT, VERSION = "bert_jax vectors", 1
+FORMAT = "bert_jax vectors"
+VERSION = 1
 PRECISIONS = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
-RANGED, BITS = ("int8", "uint8"), ("binary", "ubinary")
+RANGED = ("int8", "uint8")
+BITS = ("binary", "ubinary")
 _REMEDY = "copy the directory again, or make it anew"
 
 

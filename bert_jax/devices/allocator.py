@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 # The names of mallopt(3) and madvise(2).
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2**21
 _ACCELERATORS = ("/dev/accel0", "/dev/vfio/vfio", "/dev/nvidiactl", "/dev/kfd")

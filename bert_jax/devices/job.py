@@ -33,7 +33,8 @@ _LOST_SECONDS = 60.0  # without a sign of life, in programs that have joined by 
 class Job:
     """A process by itself, which agrees with itself: the null job. `Several` is a job of several processes."""
 
-    index, count = 0, 1
+    index = 0
+    count = 1
     ends_all = True  # whether an error in one process ends the others
 
     @property
@@ -89,7 +90,8 @@ class Job:
         `what` completes "the first process could not ..."; it is the topic. Raises: InputError, on every process, if
         the action failed.
         """
-        failure, value = None, None
+        failure = None
+        value = None
         if self.is_first:
             try:
                 value = action()
@@ -197,7 +199,9 @@ class Several(Job):
 
         After `agree_seconds` nobody waits any longer for a process where no work is under way.
         """
-        self.index, self.count, self.ends_all = index, count, lost_seconds > 0
+        self.index = index
+        self.count = count
+        self.ends_all = lost_seconds > 0
         self.agree_seconds = agree_seconds
         self.members = Members(store, index, count, lost_seconds)
         self._times: Counter[str] = Counter()  # agreements of this process on each topic
@@ -236,7 +240,8 @@ class Several(Job):
         self._times[topic] += 1
         key = f"topic/{quote(topic, safe='')}/{self._times[topic]}"
         # all of them read all values from the first
-        pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)
+        pause = 0.002
+        longest = 0.05 * max(1.0, self.count / 16)
         if self.index in speakers:
             self.members.set(f"{key}/{self.index}", value)
         if len(values := self.members.get(key)) < len(speakers):

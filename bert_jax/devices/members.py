@@ -45,14 +45,17 @@ class Members:
 
         If `lost_seconds` is 0 this process reports what it is doing, and watches nobody.
         """
-        self.index, self.count, self.lost_seconds = index, count, lost_seconds
+        self.index = index
+        self.count = count
+        self.lost_seconds = lost_seconds
         self._client = client
         self.pause = _BEAT_SECONDS * max(1.0, count / 64)  # seconds between two looks at the others
         others = [number for number in range(count) if number != index]
         # {process: (when, beat)}
         self._beats: dict[int, tuple[float, str]] = dict.fromkeys(others, (0.0, ""))
         # when this process failed itself, and its exit status then
-        self._failed_at, self._status = 0.0, 1
+        self._failed_at = 0.0
+        self._status = 1
         self._ended = threading.Event()
         self.set(f"name/{index}", socket.gethostname())
         self._answered = time.monotonic()  # when the store did
@@ -66,7 +69,8 @@ class Members:
 
     def tell_failure(self, line: str, status: int) -> None:
         """Tells the others that this process ends, and why, unless it ends because another has failed."""
-        self._failed_at, self._status = time.monotonic(), status
+        self._failed_at = time.monotonic()
+        self._status = status
         # of JAX's client, without a type: the first process is gone
         with contextlib.suppress(Exception):
             if not self.failure_of_another():
@@ -87,13 +91,15 @@ class Members:
         """
         if self.index:
             return
-        last, changed = {self.index: ""}, time.monotonic()
+        last = {self.index: ""}
+        changed = time.monotonic()
         deadline = changed + 2 * _GRACE_SECONDS + 5 * self.pause
         while time.monotonic() < min(deadline, changed + 5 * self.pause):
             beats = self.get("beat") | {self.index: ""}
             self._answered = time.monotonic()  # the watch may be what waits here
             if beats != last:
-                last, changed = beats, time.monotonic()
+                last = beats
+                changed = time.monotonic()
             time.sleep(self.pause / 4)
 
     def find_cause(self) -> InputError | None:
@@ -114,7 +120,8 @@ class Members:
                 cause = LostProcessError(_unreachable(error))
             if cause:
                 # From now on the main thread ends this process, and the watch only if that takes long.
-                self._failed_at, self._status = time.monotonic(), cause.STATUS
+                self._failed_at = time.monotonic()
+                self._status = cause.STATUS
                 return cause
             time.sleep(0.1)
         return None
@@ -158,7 +165,8 @@ class Members:
 
     def silences(self) -> dict[int, float]:
         """Returns the seconds since the last new heartbeat of each other process."""
-        now, beats = time.monotonic(), self.get("beat")
+        now = time.monotonic()
+        beats = self.get("beat")
         for number, (_, before) in self._beats.items():
             if beats.get(number, "") != before or not self._beats[number][0]:
                 self._beats[number] = (now, beats.get(number, ""))

@@ -78,7 +78,8 @@ def make_mesh(config: MeshConfig, devices: Devices | None = None) -> Mesh:
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices))
-    axes, types = tuple(sizes), (AxisType.Auto,) * 3
+    axes = tuple(sizes)
+    types = (AxisType.Auto,) * 3
     told = len({getattr(device, "slice_index", 0) for device in devices})
     slices = config.dcn or told
     if told not in (1, slices):

@@ -53,7 +53,8 @@ def under_way(
 
     `num_bytes` is how much is read or written; `waits_for` is another thread that does the work.
     """
-    entry, ident = Entry(name, num_bytes, waits_for), threading.get_ident()
+    entry = Entry(name, num_bytes, waits_for)
+    ident = threading.get_ident()
     stack = _stacks.setdefault(ident, [])
     stack.append(entry)
     try:
@@ -113,7 +114,8 @@ def find_overdue(seconds: float) -> str:
     """Returns what has gone on for longer than its limit without a beat; "" if nothing has."""
     now = time.monotonic()
     for entry in current():
-        silence, limit = now - entry.beaten, entry.limit(seconds)
+        silence = now - entry.beaten
+        limit = entry.limit(seconds)
         if silence > limit:
             return f"{entry}, of which {silence:.0f} s without a beat; its limit is {limit:g} s"
     return ""

@@ -215,7 +215,8 @@ class _Scoring(PretrainingObjective):
     ) -> dict[str, Pair]:
         special = jnp.array(self.never_predicted)
         logits = forward(self.model, params, batch, MASKED_LM)
-        labels, weights = batch.mlm_labels, batch.mlm_weights
+        labels = batch.mlm_labels
+        weights = batch.mlm_weights
         pairs = {
             "mlm_loss": cross_entropy(logits, labels, weights),
             "mlm_accuracy": accuracy(logits, labels, weights),

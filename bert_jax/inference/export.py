@@ -75,7 +75,8 @@ def export_model(
         mask: jax.Array,
         places: jax.Array | None = None,
     ) -> dict[str, jax.Array]:
-        params, rows = unflatten(flat), token_ids.shape[0]
+        params = unflatten(flat)
+        rows = token_ids.shape[0]
         batch = Batch(
             token_ids=token_ids,
             type_ids=type_ids,
@@ -115,9 +116,11 @@ def export_model(
         "platforms": list(platforms),
         "jax": jax.__version__,
     }
-    outputs, settings = _OUTPUTS, ""
+    outputs = _OUTPUTS
+    settings = ""
     if task is not None:
-        outputs, settings = task.head.about_exported, _SETTINGS
+        outputs = task.head.about_exported
+        settings = _SETTINGS
         description["task"] = task.config.name
         description["head"] = task.head.name
         description["labels"] = list(task.labels)

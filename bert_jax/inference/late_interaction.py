@@ -52,7 +52,8 @@ def multi_vectors(
             "this model was not trained for vectors of tokens; train one with task.embedding.kind=multi_vector, or use "
             "sentence_embeddings"
         )
-    prompts, is_query = settings.embedding.prompts(), kind == "query"
+    prompts = settings.embedding.prompts()
+    is_query = kind == "query"
     if kind not in ("", *prompts):
         raise InputError(f"kind {kind!r} is unknown; use {', '.join(prompts)}, or leave it empty")
     length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
@@ -67,7 +68,9 @@ def multi_vectors(
         prompts.get(kind or settings.embedding.default_prompt, ""),
         most_tokens(config, is_query),
     )
-    rows, scored, num_cut = [], [], 0
+    rows = []
+    scored = []
+    num_cut = 0
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"text {number + 1} is {text!r:.60}, not a text; give a string")

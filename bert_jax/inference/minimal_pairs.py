@@ -74,7 +74,8 @@ def read_pairs(path: str, limit: int = 0) -> list[Pair]:
 
 
 def _read_file(file: Path) -> Iterator[Pair]:
-    place, name = str(file), _stem(file)
+    place = str(file)
+    name = _stem(file)
     lines = numbered_lines(place)
     first = lines[0][1] if lines else ""
     if first.lstrip().startswith("{"):
@@ -194,7 +195,8 @@ def accuracies(
 
 def wilson(right: int, total: int) -> tuple[float, float]:
     """Returns Wilson's 95 % interval of a share. Source: Wilson 1927."""
-    share, spread = right / total, _Z * _Z / total
+    share = right / total
+    spread = _Z * _Z / total
     middle = (share + spread / 2) / (1 + spread)
     half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -70,7 +70,8 @@ class Predictor:
         null_threshold: float | None = None,
     ) -> None:
         check_long_texts(long_texts)
-        self.bert, self.long_texts = bert, long_texts
+        self.bert = bert
+        self.long_texts = long_texts
         self.task = task_of(bert, own)
         if null_threshold is not None:
             self.task = _with_no_answer(self.task, null_threshold)
@@ -140,7 +141,8 @@ def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
         return task
     if bert.task not in HEADS:
         raise _named_again("head", bert.task, "head=get_head()")
-    head, labels = HEADS[bert.task], ()
+    head = HEADS[bert.task]
+    labels = ()
     num_classes = bert.params["classifier"]["bias"].shape[0] if head.has_labels else 0
     name = head.usual_task(num_classes)
     if not name:
@@ -233,7 +235,8 @@ def read_blanks(
 
     Raises: InputError if it has none and one is `needed`, or if it is too long and not to be cut.
     """
-    tokenizer, most = bert.tokenizer, bert.config.max_positions
+    tokenizer = bert.tokenizer
+    most = bert.config.max_positions
     pieces = tokenizer.encode(text, allow_special=True)
     was_cut = len(pieces) + 2 > most
     if was_cut and long_texts == "refuse":

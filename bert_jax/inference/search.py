@@ -59,12 +59,14 @@ def search(
     Raises: InputError as `sentence_embeddings`; also if the directory has vectors of another model.
     """
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
-    of_tokens, kind = is_of_tokens(bert), bert.embedding and bert.embedding.embedding.kind
+    of_tokens = is_of_tokens(bert)
+    kind = bert.embedding and bert.embedding.embedding.kind
     embed: Any = multi_vectors if of_tokens else sentence_embeddings
     if kind == "sparse":
         embed = terms_of_texts
     if isinstance(corpus, Vectors):
-        made, own = corpus.manifest["identity"]["model"], digest_of(bert)
+        made = corpus.manifest["identity"]["model"]
+        own = digest_of(bert)
         if made != own:
             raise InputError(
                 f"{corpus.place} has vectors of another model ({made[:12]}, not {own[:12]}); give that model, or make "

@@ -167,7 +167,8 @@ def _score(
     # the first token's is 1
     positions = np.arange(len(members)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of) + 1
     positions += skipped[members]
-    cls, sep = bert.tokenizer.cls_id, bert.tokenizer.sep_id
+    cls = bert.tokenizer.cls_id
+    sep = bert.tokenizer.sep_id
     texts = [[cls, *ids, sep] for ids, _ in sentences]
 
     def compute(layout: Layout) -> jax.Array:

@@ -85,7 +85,9 @@ def write_vectors(
     options = _USUAL | options | {"kind": kind}
     embed = partial(sentence_embeddings, bert, **options)
     embed([])
-    job, place, sources = this_job(), to_place(output), corpus_files(corpus)
+    job = this_job()
+    place = to_place(output)
+    sources = corpus_files(corpus)
     options |= {"precision": precision, "shard_rows": shard_rows, "text_column": text_column}
     identity = {
         "format": stored.FORMAT,
@@ -100,7 +102,8 @@ def write_vectors(
         if there is None:
             say(f"{place} is already complete")
             return stored.read_manifest(place)
-        lines, written = read_corpus(sources, text_column), 0
+        lines = read_corpus(sources, text_column)
+        written = 0
         for number, part in _missing(lines, shard_rows, there):
             with under_way("a shard of vectors"):
                 _write_shard(place, number, part, precision, embed)
@@ -134,7 +137,8 @@ def _begin(place: Place, identity: JsonObject) -> list[int] | None:
         check_identity(place, identity, stored.read_manifest(place)["identity"])
         _remove_work(place)  # of a kill after the manifest was written
         return None
-    begun, records = place / WORK / _IDENTITY, _records(place)
+    begun = place / WORK / _IDENTITY
+    records = _records(place)
     if records:
         check_identity(place, identity, files.read_json(begun))
     elif any(not child.name.startswith((".", WORK)) for child in place.iterdir()):
@@ -171,7 +175,8 @@ def _missing(
     lines: Iterator[ToRead], shard_rows: int, there: list[int]
 ) -> Iterator[tuple[int, list[ToRead]]]:
     """Yields the missing shards that are this process's: their numbers, and their lines."""
-    job, turn = this_job(), 0
+    job = this_job()
+    turn = 0
     for number in itertools.count():
         is_there = number in there
         part = itertools.islice(lines, shard_rows)
@@ -205,7 +210,8 @@ def _write_shard(
         )
     texts = stored.write_texts(place, f"texts-{number:05d}.parquet", passages)
     vectors = stored.unit(embed([text for _, text in passages]))
-    name, codes = f"vectors-{number:05d}.npy", vectors
+    name = f"vectors-{number:05d}.npy"
+    codes = vectors
     if precision in stored.RANGED:  # the codes are made when all ranges are known
         name = f"{WORK}/{name}"
     else:
@@ -224,7 +230,8 @@ def _write_shard(
 
 def _encode_shards(place: Place, precision: str, total: int) -> None:
     """Makes codes of the numbers of this process's shards, for the ranges of all."""
-    job, records = this_job(), _seen(place, total)
+    job = this_job()
+    records = _seen(place, total)
     ranges = stored.ranges_of(list(records.values()))
     for path in list(records)[job.index :: job.count]:
         name = records[path]["vectors"]["name"]
@@ -248,7 +255,8 @@ def _seen(place: Place, total: int, without: str = "/") -> dict[Place, JsonObjec
 
     Raises: InputError if this process does not see what the others have written.
     """
-    began, names = time.monotonic(), []
+    began = time.monotonic()
+    names = []
     while time.monotonic() - began < _LATE:
         records = _records(place)
         names = [record["vectors"]["name"] for record in records.values()]

@@ -40,7 +40,9 @@ class BlockCache:
 
         Raises: StoppedError if the file cannot be made.
         """
-        self._fetch, self._block_records, self._itemsize = fetch, block_records, itemsize
+        self._fetch = fetch
+        self._block_records = block_records
+        self._itemsize = itemsize
         self._slot_bytes = block_records * itemsize
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,8 @@ class BlockCache:
         self._failed: dict[int, BaseException] = {}
         self._readers = 0
         self._closed = False
-        self.num_slots, self.bytes_fetched = num_slots, 0
+        self.num_slots = num_slots
+        self.bytes_fetched = 0
         # each holds a block in memory
         num_threads = max(1, min(8, (256 << 20) // self._slot_bytes))
         for number in range(num_threads):
@@ -169,7 +172,8 @@ class BlockCache:
 
     def _write(self, slot: int, content: bytes) -> None:
         # a nearly full disk takes a part, and tells of the rest at the next call
-        view, offset = memoryview(content), slot * self._slot_bytes
+        view = memoryview(content)
+        offset = slot * self._slot_bytes
         try:
             while view:
                 written = os.pwrite(self._file.fileno(), view, offset)

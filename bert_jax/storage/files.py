@@ -34,7 +34,8 @@ JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
 
 def split_places(places: str) -> list[str]:
     """Returns the paths in a comma-separated list, stripped. A comma in the name of an existing path does not split."""
-    parts, paths = places.split(","), []
+    parts = places.split(",")
+    paths = []
     while parts:
         # The longest name that exists wins; with a bound, or a list of a thousand files would ask
         # the disk half a million times.

@@ -38,10 +38,13 @@ class Lease:
     def __init__(
         self, url: str, on_loss: Callable[[str], object], doing: Callable[[], str]
     ) -> None:
-        self.url, self._on_loss, self._doing = url, on_loss, doing
+        self.url = url
+        self._on_loss = on_loss
+        self._doing = doing
         self._name = uuid.uuid4().hex
         self._renewals = 0
-        self._token, self._lost = "", ""
+        self._token = ""
+        self._lost = ""
         self._changing = threading.Lock()
         self._renewed_at = _now()
         self._ended = threading.Event()
@@ -52,7 +55,9 @@ class Lease:
 
         Waits while it is open whether the holder is alive: until it renews the lease, or the lease expires.
         """
-        first, began, wait = "", _now(), 0.0
+        first = ""
+        began = _now()
+        wait = 0.0
         while True:
             current = stores.read_version(self.url)
             if current is None:
@@ -67,7 +72,9 @@ class Lease:
             if first and current.token != first:
                 return _describe(other, current.age)
             if not first:
-                first, began, wait = current.token, _now(), _patience(other, current.age)
+                first = current.token
+                began = _now()
+                wait = _patience(other, current.age)
                 if wait > RENEW_SECONDS / 2:
                     held = f"{self.url} is held by {_describe(other, current.age)}"
                     print(
@@ -115,16 +122,19 @@ class Lease:
     def _renew(self) -> None:
         """Writes the lease again; if another has it, `_lost` says who, and it is written no more."""
         with self._changing:
-            token, who = stores.write_if(self.url, self._content(), self._token), ""
+            token = stores.write_if(self.url, self._content(), self._token)
+            who = ""
             if not token:
-                current, who = stores.read_version(self.url), "nobody, as it was deleted"
+                current = stores.read_version(self.url)
+                who = "nobody, as it was deleted"
                 if current is not None:
                     other = _read(current.content)
                     who = _describe(other, current.age)
                     if other["name"] == self._name:  # the answer to an earlier write was lost
                         token = current.token
             if token:
-                self._token, self._renewed_at = token, _now()
+                self._token = token
+                self._renewed_at = _now()
             else:
                 self._lost = (
                     f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "

@@ -34,7 +34,9 @@ class RangeReader:
         Raises: InputError if the file is missing or may not be read, StoppedError if all tries fail. Both name the
         file, the error and the number of tries.
         """
-        url, began, reason = f"{self._root}/{name}", time.monotonic(), ""
+        url = f"{self._root}/{name}"
+        began = time.monotonic()
+        reason = ""
         for number in range(TRIES):
             try:
                 content = self._request(name, start, end)
@@ -45,7 +47,8 @@ class RangeReader:
             except InputError:
                 raise
             except Exception as error:  # noqa: BLE001 - every file system has errors of its own
-                reason, status = _describe(error), _status(error)
+                reason = _describe(error)
+                status = _status(error)
                 refused = status is not None and 400 <= status < 500 and status not in _AGAIN
                 if refused or isinstance(error, (FileNotFoundError, PermissionError)):
                     raise InputError(explain(url, "read", error)) from None

@@ -142,7 +142,8 @@ def resolve(path: AnyPath) -> Resolved:
 
     Raises: InputError if the file system cannot be asked, or a work directory has no revision of that step.
     """
-    given, place = str(path), to_place(path)
+    given = str(path)
+    place = to_place(path)
     if is_hub(path):
         # the hub's own message would quote what may be a password
         if re.search("[?#:]", given.removeprefix(HUB)):

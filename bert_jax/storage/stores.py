@@ -174,7 +174,8 @@ def put_file(path: Path, url: str) -> None:
                     raise
                 if info_of(url) is None:
                     continue
-            about, crc = checksum_in(files.info(target)), crc32c_of(path)
+            about = checksum_in(files.info(target))
+            crc = crc32c_of(path)
             if about["bytes"] == path.stat().st_size and about.get("crc32c", crc) == crc:
                 return
         raise StoppedError(

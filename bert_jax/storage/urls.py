@@ -108,7 +108,8 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
     So they are cached by the version of the first file, which must change whenever one of them does. A name that ends
     in "/" stands for all files of a directory. Raises: InputError if a file cannot be read or written.
     """
-    folder, wanted = Path(first).parent, [name for name in names if not name.endswith("/")]
+    folder = Path(first).parent
+    wanted = [name for name in names if not name.endswith("/")]
     for name in set(names) - set(wanted):
         with opened(url) as (files, root):
             paths = files.find(f"{root.rstrip('/')}/{name}")

@@ -85,7 +85,8 @@ def new_directory(
             _check_free(path, replaces)
             upload_directory(temporary, path, WRITTEN_LAST)
         return
-    temporary, old = _temporary(path), path.with_name(f".{path.name}.old")
+    temporary = _temporary(path)
+    old = path.with_name(f".{path.name}.old")
     try:
         with writing(path):
             _check_free(path, replaces)
@@ -198,16 +199,19 @@ _REMEDIES = dict.fromkeys(
 
 def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
     """Returns the error to raise after `error` has interrupted the writing of `path`."""
-    number, place = getattr(error, "errno", None) or 0, to_place(path)
+    number = getattr(error, "errno", None) or 0
+    place = to_place(path)
     reason = getattr(error, "strerror", None) or one_line(error)[:200]
     remedy = _REMEDIES.get(number, "free some space or choose another place")
     if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
         reason = "No space left on device"
     if number in (errno.EEXIST, errno.ENOTEMPTY):
-        reason, remedy = "something else has made it meanwhile", "choose another place"
+        reason = "something else has made it meanwhile"
+        remedy = "choose another place"
     if number in (errno.EEXIST, errno.ENOTDIR) and isinstance(place, Path):
         if above := [parent for parent in place.parents if parent.is_file()]:
-            reason, remedy = f"{above[0]} is a file", "correct the path"
+            reason = f"{above[0]} is a file"
+            remedy = "correct the path"
     return StoppedError(f"cannot write {path}: {reason}; {remedy}")
 
 

@@ -102,7 +102,8 @@ def read_rows(processor: Any, has_types: bool = True) -> tuple[str, str, int, in
             for kind in ("single", "pair")
         )
         (_, cls, _), _, (_, sep, _) = single
-        separators, second = len(pair) - 4, int(pair[-1][2])
+        separators = len(pair) - 4
+        second = int(pair[-1][2])
         first = [("SpecialToken", cls, 0), ("Sequence", "A", 0)]
         last = [("Sequence", "B", second), ("SpecialToken", sep, second)]
         end = ("SpecialToken", sep, 0)

@@ -36,13 +36,15 @@ class CutWarning(UserWarning):
             f"{count:,} {'text has' if count == 1 else 'texts have'} more than {most} tokens with [CLS] and [SEP]; the "
             "rest was cut off: split them, or refuse such with long_texts='refuse'"
         )
-        self.count, self.most = count, most
+        self.count = count
+        self.most = most
 
 
 def tell_cut(count: int, most: int) -> None:
     """Warns of texts that were cut, if there are any."""
     if count:
-        frame, level = sys._getframe(), 1
+        frame = sys._getframe()
+        level = 1
         # which decorates our functions: the warning names the line of their caller
         ours = ("bert_jax.", "contextlib")
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(ours):
@@ -145,7 +147,8 @@ def join_texts(
         cut = len(first) > max_length - 2
         ids = [tokenizer.cls_id, *first[: max_length - 2], tokenizer.sep_id]
         return Fitted(np.array(ids, np.int32), np.zeros(len(ids), np.uint8), cut)
-    between, room = tokenizer.between, max_length - 2 - len(tokenizer.between)
+    between = tokenizer.between
+    room = max_length - 2 - len(tokenizer.between)
     first_length, second_length = pair_lengths(
         len(first), len(second), room, tokenizer.template.odd_to_longer
     )

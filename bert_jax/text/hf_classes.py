@@ -17,8 +17,12 @@ from bert_jax.text.wordpiece import BERTS, GENERAL, INPUTS, LONGEST_WORD, is_low
 
 ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 LONGEST = 100  # characters of a word, in the class of BERT
-_BERT, _MPNET, _CAMEMBERT = "BertTokenizer", "MPNetTokenizer", "CamembertTokenizer"
-_ALBERT, _DEBERTA, _XLMR = "AlbertTokenizer", "DebertaV2Tokenizer", "XLMRobertaTokenizer"
+_BERT = "BertTokenizer"
+_MPNET = "MPNetTokenizer"
+_CAMEMBERT = "CamembertTokenizer"
+_ALBERT = "AlbertTokenizer"
+_DEBERTA = "DebertaV2Tokenizer"
+_XLMR = "XLMRobertaTokenizer"
 # The class of a model whose files name none. ModernBERT's follows the file, whatever class they name.
 _OF_MODELS = {"bert": _BERT, "distilbert": _BERT, "electra": _BERT, "roberta": "RobertaTokenizer",
               "xlm-roberta": _XLMR, "camembert": _CAMEMBERT, "mpnet": _MPNET, "albert": _ALBERT, "nomic_bert": _BERT,
@@ -51,7 +55,8 @@ _OTHERS = tuple(
 )  # fmt: skip
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which they are added
 _NO_TYPES = ["input_ids", "attention_mask"]
-_EXTRA, _OLDER_EXTRA = "extra_special_tokens", "additional_special_tokens"
+_EXTRA = "extra_special_tokens"
+_OLDER_EXTRA = "additional_special_tokens"
 # our option: scores are numbers of Python's, as classes that build the model anew have them
 EXACT = "exact_scores"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -91,13 +96,16 @@ def as_loaded(
 
     Raises: InputError if the class that it takes cannot be computed here, or cannot read the file.
     """
-    kind, model, directory = class_of(files, settings), backend.get("model"), files.where
+    kind = class_of(files, settings)
+    model = backend.get("model")
+    directory = files.where
     notes: list[str] = []
     if not isinstance(model, dict):
         return backend, settings, []
     settings = _with_special(files, settings)
     plain = {token_of(settings, role) for role in _NAMED}
-    wanted, given = _MODELS.get(kind), model.get("type")
+    wanted = _MODELS.get(kind)
+    given = model.get("type")
     follow = "set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which follows the file"
     if wanted and given not in (None, wanted):
         both = f"tokenizer.json has a {shown(given)} model, and {kind} makes a {wanted} of it"
@@ -195,7 +203,8 @@ def _fairseqs(kind: str, pieces: list[Any], settings: JsonObject) -> list[Any]:
     bos, pad, eos, unk = (token_of(settings, role) for role in ("bos", "pad", "eos", "unk"))
     rest = pieces[3:]
     if kind == _CAMEMBERT:
-        bos, eos = "<s>NOTUSED", "</s>NOTUSED"
+        bos = "<s>NOTUSED"
+        eos = "</s>NOTUSED"
         rest = [["<unk>NOTUSED", -100.0], *pieces[1:]]
     first = [[token, 0.0] for token in (bos, pad, eos, unk)]
     return [*first, *rest, [token_of(settings, "mask"), 0.0]]
@@ -256,12 +265,14 @@ def make_rows(
 def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -> JsonObject:
     """Returns the parts of tokenizer.json that a class builds anew."""
     model = backend["model"]
-    wanted, vocab = _MODELS.get(kind), model.get("vocab")
+    wanted = _MODELS.get(kind)
+    vocab = model.get("vocab")
     if not wanted:
         return {}
     ids = _ids_of(vocab) | {token["content"]: token["id"] for token in backend["added_tokens"]}
     if wanted == "WordPiece":
-        lowercase, chinese = settings.get("do_lower_case"), settings.get("tokenize_chinese_chars")
+        lowercase = settings.get("do_lower_case")
+        chinese = settings.get("tokenize_chinese_chars")
         parts = bert_parts(
             vocab,
             lowercase=True if lowercase is None else lowercase,
@@ -289,7 +300,8 @@ def _parts(kind: str, backend: JsonObject, settings: JsonObject, longest: Any) -
                 token_of(settings, "cls"), token_of(settings, "sep"), ids, 2, 0
             ),
         }
-    unk, is_berts = token_of(settings, "unk"), kind in (_ALBERT, _DEBERTA)
+    unk = token_of(settings, "unk")
+    is_berts = kind in (_ALBERT, _DEBERTA)
     unknown = {_CAMEMBERT: ids.get(unk, 0), _ALBERT: 1}.get(kind, 3)
     otherwise = "first" if kind == _DEBERTA else "never"
     scheme = "always" if settings.get("add_prefix_space", True) else otherwise
@@ -362,7 +374,8 @@ def _added_tokens(
     and in extra_special_tokens. `plain` are those that the files name, without what the class adds.
     """
     known = _ids_of(backend["model"].get("vocab"))
-    own, decoder = backend.get("added_tokens") or [], settings.get("added_tokens_decoder")
+    own = backend.get("added_tokens") or []
+    decoder = settings.get("added_tokens_decoder")
     extras = settings.get(_EXTRA) or settings.get(_OLDER_EXTRA) or ()
     if kind == _CAMEMBERT and not extras:
         extras = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]

@@ -63,13 +63,16 @@ def load_hf_tokenizer(
 
     Raises: InputError if no file describes one, or it is one that cannot be computed here.
     """
-    settings, backend, described = files.settings, files.described, files.where / DESCRIBED
+    settings = files.settings
+    backend = files.described
+    described = files.where / DESCRIBED
     for name in _BOOLEANS:
         if not isinstance(settings.get(name), bool | None):
             raise InputError(
                 f"{files.where / SETTINGS}: {name} is {shown(settings[name])}; make it true or false"
             )
-    kind, notes = class_of(files, settings), _side_notes(settings, backend or {})
+    kind = class_of(files, settings)
+    notes = _side_notes(settings, backend or {})
     if backend is not None:
         backend, settings, more = as_loaded(files, backend, settings)
         notes += more
@@ -95,7 +98,8 @@ def load_hf_tokenizer(
         names = " and ".join(found) or "no vocab.txt and no tokenizer.json"
         raise InputError(f"{files.where} has {names}; give one that you mean, or {_WRITE}")
     if backend is None and SPIECE in files.contents:
-        content, path = files.contents[SPIECE], files.where / SPIECE
+        content = files.contents[SPIECE]
+        path = files.where / SPIECE
         return _sentencepieces(path, content, settings, lowercase, strip_accents), notes
     vocab, options, more = _berts(files, settings, backend)
     path = files.where / (VOCAB if VOCAB in files.contents else DESCRIBED)
@@ -194,8 +198,11 @@ def _berts(
 
     Raises: InputError if the two disagree about a token, or rows have no [CLS] and [SEP].
     """
-    described, of_google = files.where / DESCRIBED, VOCAB in files.contents
-    names, options, notes = [*OPTIONS.values(), INPUTS, GOOGLE, ODD], JsonObject(), []
+    described = files.where / DESCRIBED
+    of_google = VOCAB in files.contents
+    names = [*OPTIONS.values(), INPUTS, GOOGLE, ODD]
+    options = JsonObject()
+    notes = []
     vocab: Sequence[str] = files.vocab if of_google else ()
     if backend is None:
         options[LONGEST_WORD] = longest_word(settings, files.where / SETTINGS)
@@ -269,7 +276,8 @@ def with_prompt_tokens(tokenizer: Tokenizer, prompts: Iterable[str]) -> Tokenize
 
     A blank at the end of a prompt may be part of the name, and need not. One of sentencepiece's stays as it is.
     """
-    pieces, names = tokenizer.pieces, []
+    pieces = tokenizer.pieces
+    names = []
     for prompt in prompts:
         name = next((each for each in (prompt, prompt.strip()) if each in pieces.ids), "")
         if name and tokenizer.encode(prompt) != [pieces.ids[name]]:

@@ -71,7 +71,9 @@ class UnicodeTables(NamedTuple):
         # Hangul: a leading consonant, a vowel, and perhaps a trailing consonant
         if "가" <= char <= "힣":
             syllable = ord(char) - 0xAC00
-            leading, vowel, trailing = syllable // 588, syllable % 588 // 28, syllable % 28
+            leading = syllable // 588
+            vowel = syllable % 588 // 28
+            trailing = syllable % 28
             return (
                 chr(0x1100 + leading)
                 + chr(0x1161 + vowel)
@@ -283,7 +285,8 @@ def _lower_googles(text: str) -> str:
 
     for position, char in enumerate(chars):
         if char == "Σ":
-            before, after = range(position - 1, -1, -1), range(position + 1, len(text))
+            before = range(position - 1, -1, -1)
+            after = range(position + 1, len(text))
             if cased_letter(before) and not cased_letter(after):
                 chars[position] = "ς"
     return "".join(chars)

@@ -51,7 +51,8 @@ class TracedText(NamedTuple):
 
     def split(self) -> list["TracedText"]:
         """Returns the words between blanks, as `str.split` does."""
-        words, position = [], 0
+        words = []
+        position = 0
         for word in self.text.split():
             start = self.text.index(word, position)
             position = start + len(word)

@@ -45,7 +45,8 @@ class Tokenizer:
     """
 
     def __init__(self, pieces: WordPiece | SentencePieces | DescribedPieces):
-        ids, template = pieces.ids, pieces.template
+        ids = pieces.ids
+        template = pieces.template
         if missing := [token for token in template.specials if token not in ids]:
             raise InputError(
                 f"the vocabulary of {len(pieces.vocab)} tokens lacks {', '.join(missing)}; add them"

@@ -9,10 +9,14 @@ from pathlib import Path
 from bert_jax.text.vocab import JsonObject, parse_vocab
 
 # the files with a vocabulary
-VOCAB, SPIECE, DESCRIBED = "vocab.txt", "spiece.model", "tokenizer.json"
+VOCAB = "vocab.txt"
+SPIECE = "spiece.model"
+DESCRIBED = "tokenizer.json"
 SPM, FAIRSEQ = "spm.model", "sentencepiece.bpe.model"  # other names of SentencePiece's
 VOCABULARIES = (VOCAB, SPIECE, SPM, FAIRSEQ)
-SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+SETTINGS = "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
+ADDED = "added_tokens.json"
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,9 @@ def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
     """Returns the tokenizer with names for the special tokens of `roles` that are not in texts: a Unigram has them as
     pieces. Other special tokens, such as the marks of an entity, are there to be in texts, as all added tokens are.
     """
-    model, added, hide = described["model"], [], {}
+    model = described["model"]
+    added = []
+    hide = {}
     for token in described.get("added_tokens") or []:
         name = token["content"]
         is_special = token["special"] and name in roles
@@ -347,7 +349,9 @@ def _special_tokens(
     pieces: DescribedPieces, settings: JsonObject, model: JsonObject
 ) -> dict[str, str]:
     """Returns the token of each role: from tokenizer_config.json, from the model, or by its usual name."""
-    tokens, ids, vocab = {}, pieces.ids, pieces.vocab
+    tokens = {}
+    ids = pieces.ids
+    vocab = pieces.vocab
     for role, usual in zip(ROLES, SPECIAL_TOKENS, strict=True):
         named = token_of(settings, role)
         if not named and role == "unk":

@@ -264,7 +264,8 @@ class _PieceLearner:
         return sum(len(word) * count for word, count in zip(self._words, self._counts))
 
     def _join(self, pair: int) -> None:
-        left, right = pair >> 32, pair & 0xFFFFFFFF
+        left = pair >> 32
+        right = pair & 0xFFFFFFFF
         token = self.vocab[left] + self.vocab[right].removeprefix(CONTINUATION)
         joined = self._ids.setdefault(token, len(self.vocab))
         if joined == len(self.vocab):
@@ -274,7 +275,8 @@ class _PieceLearner:
         # Sets of integers, whose order does not show: counts are sums, and the heap orders what is
         # pushed.
         for index in set(self._places.pop(pair)):
-            word, count = self._words[index], self._counts[index]
+            word = self._words[index]
+            count = self._counts[index]
             for position in range(len(word) - 1):
                 if word[position : position + 2] != [left, right]:
                     continue

@@ -115,7 +115,8 @@ class WordPiece:
         """Returns the ids of `text`, and their spans in it, [n, 2] int32; see `Tokenizer`."""
         ids: list[int] = []
         spans: list[int] = []
-        counts, starts = [], []
+        counts = []
+        starts = []
         for word, start in spans_between_blanks(text):
             word_ids = self._words[word]
             ids += word_ids
@@ -169,7 +170,8 @@ class WordPiece:
         """Returns start, end, start, end.. of the tokens of text without blanks; [UNK] covers its whole word."""
         spans: list[int] = []
         for word in self.normalizer.trace(text):
-            ids, end = self._normal_words[word.text], 0
+            ids = self._normal_words[word.text]
+            end = 0
             for index in ids:
                 token = self.vocab[index]
                 start, end = end, end + len(token.removeprefix(CONTINUATION) if end else token)
@@ -184,7 +186,8 @@ class WordPiece:
         """Returns the ids of a normalised word, or [UNK] if a part of it has no token."""
         if len(word) > self.longest:
             return (self.ids["[UNK]"],)
-        ids, pieces = [], self._heads
+        ids = []
+        pieces = self._heads
         while word:
             # No token that begins with these letters is longer than they are, if the table lacks
             # them.

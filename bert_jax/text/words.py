@@ -65,7 +65,8 @@ def find_words(lines: bytes) -> Words:
             for offset in range(size):
                 blank[wide + offset] = True
     edges = np.flatnonzero(blank[1:] != blank[:-1]) + 1
-    starts, stops = edges[::2], edges[1::2]
+    starts = edges[::2]
+    stops = edges[1::2]
     ends = np.flatnonzero(data[1:] == ord("\n")) + 1
     return Words(raw, starts, stops, np.diff(np.searchsorted(starts, ends), prepend=0))
 
@@ -129,7 +130,8 @@ class WordNumbers:
             free = self._slots[wanted] == 0
             if free.any():
                 # Each key claims its slot; if several want one, the last to write gets it.
-                claimed, places = wanted[free], pending[free]
+                claimed = wanted[free]
+                places = pending[free]
                 claims = np.arange(len(places), dtype=np.int32)
                 self._slots[claimed] = claims
                 won = self._slots[claimed] == claims
@@ -220,8 +222,10 @@ class BatchEncoder:
         self._forget()
 
     def _forget(self) -> None:
-        self._raw, self._raw_ids = WordNumbers(), Lists(self._dtype)
-        self._normal, self._normal_ids = WordNumbers(), Lists(self._dtype)
+        self._raw = WordNumbers()
+        self._raw_ids = Lists(self._dtype)
+        self._normal = WordNumbers()
+        self._normal_ids = Lists(self._dtype)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
@@ -277,7 +281,8 @@ class SpacedEncoder:
         self._forget()
 
     def _forget(self) -> None:
-        self._numbers, self._ids = WordNumbers(), Lists(self._dtype)
+        self._numbers = WordNumbers()
+        self._ids = Lists(self._dtype)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""

@@ -62,7 +62,8 @@ def read_records(path: str) -> Iterator[bytes]:
                     raise ValueError(f"its length, {length}, has another checksum, or is cut off")
                 if length > MAX_RECORD_BYTES:
                     raise ValueError(f"it has {length} bytes, {MAX_RECORD_BYTES} is the most")
-                record, checksum = stream.read(length), stream.read(4)
+                record = stream.read(length)
+                checksum = stream.read(4)
                 if files.masked_crc32c(record) != int.from_bytes(checksum, "little"):
                     raise ValueError(f"its {length} bytes have another checksum, or are cut off")
             yield record
@@ -90,7 +91,8 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 def _parse_entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
     """Returns the name and the feature of an entry of the map."""
-    name, kind = b"", 0
+    name = b""
+    kind = 0
     payload: bytes | list[bytes] = b""
     for tag, first, last in parse_fields(data, start, stop):
         if tag == _FIRST:

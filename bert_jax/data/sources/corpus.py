@@ -98,7 +98,8 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
     """
     if source.startswith(tfds_text.PREFIX):
         return source, tfds_text.examples_fingerprint(source), -1
-    content, num_bytes = files.sha256_file(path), os.path.getsize(path)
+    content = files.sha256_file(path)
+    num_bytes = os.path.getsize(path)
     if text_column != TEXT_COLUMN and (
         parquet.is_parquet(path, source)
         or formats.detect_format(path, source) == formats.JSON_LINES

@@ -23,7 +23,9 @@ from typing import IO
 from bert_jax.errors import InputError, not_utf8, reading, shown
 from bert_jax.storage import files
 
-TEXT, JSON_LINES, WIKI_EXTRACTOR = "text", "JSON lines", "WikiExtractor"
+TEXT = "text"
+JSON_LINES = "JSON lines"
+WIKI_EXTRACTOR = "WikiExtractor"
 TEXT_COLUMN = "text"
 
 _JSON_NAME = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$")
@@ -42,7 +44,8 @@ _WIDE_ZEROS = {
     "UTF-16LE": [False, True, False, True], "UTF-16BE": [True, False, True, False],
     "UTF-32LE": [False, True, True, True], "UTF-32BE": [True, True, True, False],
 }  # fmt: skip
-_DOC_START, _DOC_END = "<doc id=", "</doc>"
+_DOC_START = "<doc id="
+_DOC_END = "</doc>"
 _DOC_TITLE = re.compile(r'title="(.*)"')
 _BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 
@@ -218,7 +221,8 @@ class _Lines:
         self._held = 0  # bytes of the document that is being read
 
     def __iter__(self) -> Iterator[str]:
-        piece, position = self.piece, self.piece.start
+        piece = self.piece
+        position = self.piece.start
         with files.reading(piece.source), files.open_binary(piece.path) as stream:
             if piece.start:
                 stream.seek(piece.start)
@@ -305,13 +309,17 @@ def _json_documents(lines: _Lines) -> Iterator[list[str]]:
 def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
     """Yields the lines between <doc ...> and </doc>, unless there is only a title."""
     # Of the current document: the number of its first line (0 outside of documents), its title and its lines.
-    start, title, inside = 0, "", []
+    start = 0
+    title = ""
+    inside = []
     for line in lines:
         if line.startswith(_DOC_START):
             if start:
                 raise _unclosed(lines, start, lines.place())
             match = _DOC_TITLE.search(line)
-            start, title, inside = lines.number, html.unescape(match[1]) if match else "", []
+            start = lines.number
+            title = html.unescape(match[1]) if match else ""
+            inside = []
             lines.release()
         elif start:
             lines.hold(line)

@@ -25,9 +25,12 @@ _ROWS_AT_ONCE = 16  # in memory at once, however long a text is that a small fil
 _GROUP = 256  # passages that are decoded where one of them is asked for
 _BUFFER_BYTES = 1 << 20  # of the stream of a column, which is otherwise read whole
 # Bytes in memory that any file may become: of a column in a row group, and of all rows, each of which has a cost.
-_LEAST_CHUNK, _LEAST_ROWS = 64 << 20, 256 << 20
+_LEAST_CHUNK = 64 << 20
+_LEAST_ROWS = 256 << 20
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and of their levels
-_ROW_COST, _VALUE_COST, _NUMBER_BYTES = 192, 64, 8
+_ROW_COST = 192
+_VALUE_COST = 64
+_NUMBER_BYTES = 8
 
 
 def is_parquet(path: str, source: str) -> bool:
@@ -56,7 +59,8 @@ def plan_row_groups(path: str, source: str, piece_bytes: int, column: str) -> li
         _check_chunks(file, path, source)
         leaves = file.metadata.schema  # those of nested columns are among them
         leaf = next(leaf for leaf in range(len(leaves)) if leaves.column(leaf).path == column)
-        cuts, held = [0], 0
+        cuts = [0]
+        held = 0
         for group in range(file.num_row_groups):
             held += file.metadata.row_group(group).column(leaf).total_uncompressed_size
             if held >= piece_bytes:
@@ -93,7 +97,8 @@ def read_rows(path: str, source: str) -> Iterator[dict[str, Any]]:
     Raises: InputError if it is damaged or not Parquet, or if it holds far more than text does.
     """
     is_parquet(path, source)
-    held, most = 0, _most_bytes(path, _LEAST_ROWS)
+    held = 0
+    most = _most_bytes(path, _LEAST_ROWS)
     with _opened(path, source, "") as file:
         _check_chunks(file, path, source)
         has_decimals = any("decimal" in str(kind) for kind in file.schema_arrow.types)

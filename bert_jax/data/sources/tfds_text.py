@@ -22,7 +22,8 @@ from bert_jax.data.sources.formats import Piece, text_lines
 from bert_jax.errors import InputError, not_utf8, package_needed
 from bert_jax.storage import files
 
-TFDS, PREFIX = "TFDS", "tfds:"
+TFDS = "TFDS"
+PREFIX = "tfds:"
 
 _INPUT = re.compile(
     r"tfds:(?P<name>[A-Za-z]\w*(/[\w.\-]+)?)(:(?P<version>\d+\.\d+\.\d+))?"
