@@ -33,11 +33,6 @@ from bert_jax.tasks.records import Record
 from bert_jax.tasks.scores import spearman
 from bert_jax.tools import cli
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "the model; as other commands take it")
-REVISIONS = flags.DEFINE_list("revisions", [], "earlier ones, such as chck_1M=runs/babylm@172")
-DATA = flags.DEFINE_string("data", "evaluation_data", "with full_eval/, fast_eval/ or both")
-OUTPUT = flags.DEFINE_string("output", "", "a folder for the predictions, named as the model")
-
 FULL = {
     "blimp_filtered": "blimp",
     "supplement_filtered": "blimp",
@@ -260,15 +255,24 @@ def read_contexts(path: Path) -> list[tuple[str, list[str]]]:
     ]
 
 
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    flags.DEFINE_string("checkpoint", "", "the model; as other commands take it")
+    flags.DEFINE_list("revisions", [], "earlier ones, such as chck_1M=runs/babylm@172")
+    flags.DEFINE_string("data", "evaluation_data", "with full_eval/, fast_eval/ or both")
+    flags.DEFINE_string("output", "", "a folder for the predictions, named as the model")
+
+
 def main() -> None:
     """Scores the model and its revisions."""
-    if not CHECKPOINT.value or not OUTPUT.value:
+    given = flags.FLAGS
+    if not given.checkpoint or not given.output:
         raise InputError("--checkpoint and --output are needed; --help says what they are")
-    data, output = Path(DATA.value), Path(OUTPUT.value)
-    revisions = [revision.partition("=")[::2] for revision in REVISIONS.value]
+    data, output = Path(given.data), Path(given.output)
+    revisions = [revision.partition("=")[::2] for revision in given.revisions]
     for name, _ in revisions:
         words_of(name)
-    bert = bert_jax.load_pretrained(CHECKPOINT.value)
+    bert = bert_jax.load_pretrained(given.checkpoint)
     backend = "causal" if bert.config.causal else "mlm"
     figures = {
         "main": score_sets(bert, data / "full_eval", FULL, output / "main/zero_shot" / backend)
@@ -293,4 +297,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     cli.run(main)
