@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from builders import message
 from ml_collections import ConfigDict
 
 from bert_jax.errors import InputError
@@ -47,7 +48,7 @@ ARGUMENTS = {
     "miniatures": tuple(MINIATURES),
     "ablations": tuple(load("ablations").ABLATIONS),
     "lamb": ("large", "base"),
-    "babylm": ("mini", "small"),
+    "babylm": ("mini", "small", "small,strict"),
     "mlperf": ("large",),
     "colab_tpu": ("small", "base"),
     "one_gpu_day": ("base",),
@@ -63,6 +64,9 @@ def test_every_file_is_tested():
 def test_babylm_keeps_what_the_challenge_asks_for():
     words = configuration("babylm").checkpoint.words()
     assert words == tuple(1e6 * count for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 40, 50, 60, 70, 80, 90))
+    strict = load("babylm").get_config("small,strict")["checkpoint"]["keep_words"].split(",")
+    assert tuple(map(float, strict)) == (*words, *(1e8 * count for count in range(1, 10)))
+    assert "'loose' is no track of babylm" in message(load("babylm").get_config, "small,loose")
 
 
 @pytest.mark.parametrize(("name", "task"), [("demo_finetune", ""), *(("finetune", task) for task in NAMES)])
