@@ -155,7 +155,7 @@ endif
 	@touch $@
 
 test-gpu-aot: $(GPU_AOT)/.installed  ## checks the programs and kernels that XLA compiles for GPUs; needs no GPU, takes minutes
-	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(GPU_AOT)/bin/python -m pytest --numprocesses=0 -m gpu_aot tests/plan/test_plan_gpu_aot.py
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(GPU_AOT)/bin/python -m pytest --numprocesses=0 -m gpu_aot tests/plan/test_plan_gpu_aot.py benchmarks/tests/test_gpu_causes.py
 
 # Without their dependencies, which are CUDA: a compiler alone needs none of it.
 $(GPU_AOT)/.installed: setup.cfg constraints.txt

@@ -6,6 +6,7 @@ XLA's own figure, "bytes accessed", counts loops once, on-chip memory as HBM, an
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from bert_jax.plan.hlo import (
     Array,
@@ -29,6 +30,14 @@ _RESERVED = 'custom_call_target="AllocateBuffer"'  # memory that something else 
 _WORKSPACE = re.compile(r'custom_call_target="__cu(?:blas|dnn)')
 
 
+class Moved(NamedTuple):
+    """The bytes that one instruction reads from HBM and writes to it in one run of a program."""
+
+    instruction: Instruction
+    runs: int
+    bytes: int  # of all runs
+
+
 def moved_bytes(text: str | Module) -> int:
     """Returns the bytes that one run of a program reads from HBM and writes to it.
 
@@ -36,17 +45,25 @@ def moved_bytes(text: str | Module) -> int:
     counts, of an update in place only the update, and of an array in another memory space nothing. Loops count as
     often as they run. Reads that a cache answers count too.
     """
+    return sum(moved.bytes for moved in moved_by_instructions(text))
+
+
+def moved_by_instructions(text: str | Module) -> list[Moved]:
+    """Returns what `moved_bytes` adds up: all instructions outside of fusions, but those that only name arrays."""
     module = parse(text) if isinstance(text, str) else text
     counts = counts_of(module)
     inside = _inside_of_fusions(module)
-    total = 0
+    found = []
     for name, instructions in module.computations.items():
-        if name in counts and name not in inside:
-            known = {op.name: op for op in instructions}
-            total += counts[name] * sum(
-                _moved(module, instruction, known) for instruction in instructions
-            )
-    return total
+        if name not in counts or name in inside:
+            continue
+        known = {op.name: op for op in instructions}
+        for instruction in instructions:
+            if instruction.opcode in _FREE:
+                continue
+            size = _moved(module, instruction, known)
+            found.append(Moved(instruction, counts[name], counts[name] * size))
+    return found
 
 
 def _inside_of_fusions(module: Module) -> set[str]:
