@@ -311,8 +311,13 @@ def _milliseconds(run: Callable[[], Any], calls: int = 20) -> float:
 
 FLAGS = {
     "no_command_buffers": "--xla_gpu_enable_command_buffer=",
-    "cublas": "--xla_gpu_enable_triton_gemm=false",
     "latency": "--xla_gpu_enable_latency_hiding_scheduler=true",
+}
+# in place of what a training step is compiled with
+OPTIONS: dict[str, dict[str, bool | str]] = {
+    "any_order": {"xla_gpu_exclude_nondeterministic_ops": False},
+    "triton": {"xla_gpu_enable_triton_gemm": True},
+    "merged": {"xla_gpu_dot_merger_threshold_mb": "64"},
 }
 
 
@@ -440,10 +445,8 @@ PARTS_BY_NAME = {
     "finetune": Part(finetuning),
     "plain": Part(training("base", [(128, 128), (256, 128)], attention="plain")),
     "rows": Part(training("base", [(256, 128), (512, 128)])),
-    "any_order": Part(
-        training("base", [(128, 128)], options={"xla_gpu_exclude_nondeterministic_ops": False})
-    ),
     **{name: Part(training("base", [(128, 128)]), xla_flags) for name, xla_flags in FLAGS.items()},
+    **{name: Part(training("base", [(128, 128)], options=one)) for name, one in OPTIONS.items()},
 }
 
 

@@ -174,9 +174,7 @@ class FeedForward(nn.Module):
         """Returns the stream."""
         config = self.config
         wide = functools.partial(Dense, config, config.intermediate_size, has_bias=config.wide_bias)
-        intermediate = wide(add=False, name="intermediate")
-        product, bias = intermediate(stream.hidden)
-        widened: Any = activate(config.activation, product, bias)
+        widened = activate(config.activation, wide(name="intermediate")(stream.hidden))
         if config.feed_forward == "gated":
             widened = widened * wide(name="gate")(stream.hidden)
         narrow = {"has_bias": config.layer_bias, "stddev": config.output_stddev}

@@ -69,13 +69,11 @@ class Dense(nn.Module):
     features: int
     # "" is the compute dtype; logits keep float32, because they are compared
     result_dtype: str = ""
-    # False returns the product and the bias [features], for a kernel that adds them
-    add: bool = True
     has_bias: bool = True
     stddev: float | None = None  # of the initial matrix, if not the model's
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> Any:
+    def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns [..., features] of inputs [..., in]."""
         config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
         initial = truncated_normal(
@@ -93,35 +91,104 @@ class Dense(nn.Module):
             "ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result
         )
         multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
-        return add_bias(multiplied, bias) if self.add else (multiplied, bias)
+        return add_bias(multiplied, bias)
 
 
-def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm | nn.RMSNorm:
-    """Returns layer norm, or the norm that `ModelConfig.norm_kind` is, over the last axis, in float32.
+class Norm(nn.Module):
+    """Layer norm, or the norm that `ModelConfig.norm_kind` is, over the last axis."""
 
-    Flax's fast variance E[x^2] - E[x]^2 is not used: rounding can make it negative, and epsilon is only 1e-12. The
-    backward pass recomputes layer norm from its input, which is cheap and saves keeping float32 arrays. (XLA may keep
-    them all the same where layers are unrolled.)
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns [..., H] of inputs [..., H], in `ModelConfig.wide_dtype`."""
+        config, size = self.config, inputs.shape[-1:]
+        for_all = (1,) * (inputs.ndim - 1) + size
+
+        def param(name: str, initial: jax.nn.initializers.Initializer) -> jax.Array:
+            return self.param(name, initial, size, jnp.float32).reshape(for_all)
+
+        scale = param("scale", nn.initializers.ones)
+        bias = param("bias", nn.initializers.zeros) if config.norm_bias else None
+        how = (config.norm_kind == "layer", config.layer_norm_epsilon, config.wide_dtype)
+        return normalize(*how, inputs, scale, bias)
+
+
+def layer_norm(config: ModelConfig) -> Norm:
+    """Returns the norm "norm", a module of the one that calls this."""
+    return Norm(config, name="norm")
+
+
+def _mean_and_factor(centers: bool, epsilon: float, wide: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the mean of [..., H], or 0, and 1 / the deviation from it, both [..., 1].
+
+    The fast variance E[x^2] - E[x]^2 is not used: rounding can make it negative, and epsilon is only 1e-12.
     """
-    norm = functools.partial(nn.remat(nn.LayerNorm, prevent_cse=False), use_bias=config.norm_bias)
-    if config.norm_kind == "rms":
-        norm = nn.remat(nn.RMSNorm, prevent_cse=False)
-    return norm(
-        epsilon=config.layer_norm_epsilon,
-        dtype=config.wide_dtype,
-        use_fast_variance=False,
-        name=name,
-    )
+    mean = jnp.mean(wide, axis=-1, keepdims=True) if centers else jnp.zeros_like(wide[..., :1])
+    variance = jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True)
+    return mean, jax.lax.rsqrt(variance + epsilon)
 
 
-def _activate_forward(
-    name: str, product: jax.Array, bias: jax.Array | None
+def _normalize_forward(
+    centers: bool,
+    epsilon: float,
+    dtype: str,
+    inputs: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array | None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    return activate(name, product, bias), (product, bias)
+    return normalize(centers, epsilon, dtype, inputs, scale, bias), (inputs, scale, bias)
+
+
+def _normalize_backward(
+    centers: bool, epsilon: float, dtype: str, saved: tuple[Any, ...], gradient: jax.Array
+) -> tuple[Any, ...]:
+    inputs, scale, bias = saved
+    wide = inputs.astype(dtype)
+    # With a barrier XLA keeps two numbers of a row; without it, a float32 array of the size of the inputs.
+    mean, factor = jax.lax.platform_dependent(
+        _mean_and_factor(centers, epsilon, wide),
+        cuda=jax.lax.optimization_barrier,
+        default=lambda arrays: arrays,
+    )
+    normed = (wide - mean) * factor
+    scaled = gradient * scale
+    along = normed * jnp.mean(scaled * normed, axis=-1, keepdims=True)
+    if centers:
+        along += jnp.mean(scaled, axis=-1, keepdims=True)
+    of_inputs = ((scaled - along) * factor).astype(inputs.dtype)
+    over_rows = {"axis": range(inputs.ndim - 1), "keepdims": True}
+    of_scale = jnp.sum(gradient * normed, **over_rows).astype(scale.dtype)
+    of_bias = None if bias is None else jnp.sum(gradient, **over_rows).astype(bias.dtype)
+    return of_inputs, of_scale, of_bias
+
+
+@with_rule(_normalize_forward, _normalize_backward, static=3)
+def normalize(
+    centers: bool,
+    epsilon: float,
+    dtype: str,
+    inputs: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array | None,
+) -> jax.Array:
+    """Returns inputs [..., H] after layer norm in `dtype`, times scale and plus bias, both [1, ..., 1, H].
+
+    Without `centers` the mean is not subtracted (RMS norm). The backward pass computes the norm again from its inputs,
+    which is cheap and saves keeping float32 arrays.
+    """
+    wide = inputs.astype(dtype)
+    mean, factor = _mean_and_factor(centers, epsilon, wide)
+    normed = (wide - mean) * (factor * scale)
+    return normed if bias is None else normed + bias
+
+
+def _activate_forward(name: str, inputs: jax.Array) -> tuple[jax.Array, tuple[jax.Array]]:
+    return activate(name, inputs), (inputs,)
 
 
 def _activate_backward(
-    name: str, saved: tuple[Any, ...], gradient: jax.Array
+    name: str, saved: tuple[jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, ...]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
     again = jax.lax.platform_dependent(
@@ -131,18 +198,18 @@ def _activate_backward(
     return pull_back(gradient)
 
 
-def _activation(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
-    if product.dtype != jnp.bfloat16:
-        return ACTIVATIONS[name](add_bias(product, bias))
+def _activation(name: str, inputs: jax.Array) -> jax.Array:
+    if inputs.dtype != jnp.bfloat16:
+        return ACTIVATIONS[name](inputs)
     # XLA for CPUs rounds bfloat16 after each operation, which takes longer than the operations; others do not.
     wide = lambda inputs: ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)  # noqa: E731
-    return jax.lax.platform_dependent(add_bias(product, bias), cpu=wide, default=ACTIVATIONS[name])
+    return jax.lax.platform_dependent(inputs, cpu=wide, default=ACTIVATIONS[name])
 
 
 @with_rule(_activate_forward, _activate_backward, static=1)
-def activate(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
-    return _activation(name, product, bias)
+def activate(name: str, inputs: jax.Array) -> jax.Array:
+    """Returns the activation, one of `ACTIVATIONS`; the backward pass computes it again from its inputs."""
+    return _activation(name, inputs)
 
 
 class Dropout(nn.Module):
@@ -165,12 +232,16 @@ class Dropout(nn.Module):
             return inputs
         # Halved along the tokens: that axis is never sharded, and columns are lanes of the vector unit.
         axis = inputs.ndim - 2 if inputs.ndim > 2 else 1
-        size = inputs.shape[axis]
+        before, size, after = inputs.shape[:axis], inputs.shape[axis], inputs.shape[axis + 1 :]
         draw = bits_of_rows if self.of_rows else jax.random.bits
-        halved = (*inputs.shape[:axis], -(-size // 2), *inputs.shape[axis + 1 :])
-        bits = draw(self.make_rng("dropout"), halved)
-        # Compared before they are put together, so that at most a byte for each number is written to memory.
-        keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=axis)
+        half = -(-size // 2)
+        bits = draw(self.make_rng("dropout"), (*before, half, *after))
+        # Two bits of a byte say which of both are kept, so half a byte for each number is written to memory.
+        low, high = (bits & 0xFFFF) < kept, (bits >> 16) < kept
+        pairs = low.astype(jnp.uint8) + 2 * high.astype(jnp.uint8)
+        own_bit = jnp.asarray([1, 2], jnp.uint8).reshape(2, 1, *(1,) * len(after))
+        keeps = (jnp.expand_dims(pairs, axis) & own_bit) > 0
+        keeps = keeps.reshape(*before, 2 * half, *after)
         keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)
         scaled = (widened(inputs) * (2**16 / kept)).astype(inputs.dtype)
         return jnp.where(keeps, scaled, 0)

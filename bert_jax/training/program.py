@@ -15,8 +15,16 @@ from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.pretraining import OptimizerConfig, TrainConfig
 from bert_jax.training.step import Metrics, TrainState, eval_step, train_step
 
-# Without it GPUs add up the word table's gradient in an order that changes from run to run.
-_OPTIONS = {"gpu": {"xla_gpu_exclude_nondeterministic_ops": True}}
+_OPTIONS: dict[str, dict[str, bool | str]] = {
+    "gpu": {
+        # without it GPUs add up the word table's gradient in an order that changes from run to run
+        "xla_gpu_exclude_nondeterministic_ops": True,
+        # cuBLAS adds biases and computes GELU where it writes a product; XLA tries that for no product of Triton's
+        "xla_gpu_enable_triton_gemm": False,
+        # one product for query, key and value would be cut apart by three more kernels
+        "xla_gpu_dot_merger_threshold_mb": "0",
+    }
+}
 EvalStep = Callable[[Params, Batch], Metrics]  # compiled
 
 
@@ -53,11 +61,12 @@ class TrainStep:
 class Program:
     """Compiles steps for a mesh: one step of training, several in a call, and evaluation.
 
-    `options` of the compiler are for training; None gives those of the mesh's platform.
+    `options` of the compiler are for training, and replace those of the mesh's platform that have the same names.
     """
 
     def __init__(self, mesh: Mesh, options: dict[str, bool | str] | None = None) -> None:
-        self._mesh, self._options = mesh, options or _OPTIONS.get(mesh.devices.flat[0].platform)
+        self._mesh = mesh
+        self._options = _OPTIONS.get(mesh.devices.flat[0].platform, {}) | (options or {})
 
     def training(
         self,

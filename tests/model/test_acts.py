@@ -28,8 +28,8 @@ from bert_jax.model.derivatives import plain_derivatives
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.masking import mask_rows
 from bert_jax.model.objective import forward, init_params
-from bert_jax.model.parts import activate
-from bert_jax.model.product import product
+from bert_jax.model.parts import activate, normalize
+from bert_jax.model.product import add_bias, product
 from bert_jax.settings.pretraining import MaskingConfig
 
 CONFIG = tiny_model(hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=64, max_positions=8)
@@ -252,12 +252,13 @@ def test_what_needs_jaxs_own_derivatives_says_so(params):
 
 
 def test_our_rules_have_derivatives_of_second_order():
-    """Those of f(scale * x) along x, of a product and of an activation, beside JAX's own."""
+    """Those of f(scale * x) along x, of a product, a bias, an activation and a norm, beside JAX's own."""
     left, right = (jnp.asarray(np.random.default_rng(0).normal(size=(3, 3)), jnp.float32) for _ in range(2))
 
     def summed(scale):
         found = product("ij,jk->ik", left * scale, right * scale)
-        return jnp.sum(activate("gelu_tanh", found, right[0]) ** 2)
+        found = activate("gelu_tanh", add_bias(found, right[0]))
+        return jnp.sum(normalize(True, 1e-12, "float32", found, right[1:2], right[2:]) ** 3)
 
     def curvature(scale):
         return jax.grad(jax.grad(summed))(scale)

@@ -13,7 +13,7 @@ from bert_jax.model.bert import Encoded
 from bert_jax.model.heads.base import Head, Linear, Model
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.parts import Dense, activate, layer_norm, words_table
-from bert_jax.model.product import matmul_precision, product
+from bert_jax.model.product import add_bias, product
 from bert_jax.model.tables import copy_to_rows, take_rows
 from bert_jax.settings.model import ModelConfig
 
@@ -33,15 +33,9 @@ class MaskedLanguageModel(nn.Module):
         hidden = transformed(config, hidden)
         word_table, bias = own_words(self, config, hidden.shape[0], word_table)
         logits = against_words(config, hidden, word_table)
-        # The rows that pad the vocabulary are zero, so masking the bias masks their logits. The bias is added as a
-        # product with ones, because its gradient is then a matrix product too: only products and the loss itself make
-        # passes over B x P x V numbers.
+        # The rows that pad the vocabulary are zero, so masking the bias masks their logits.
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        bias = jnp.where(is_word, bias, MASKED_SCORE)
-        precision = matmul_precision(config.matmul_precision)
-        return logits + jnp.einsum(
-            "BP,V->BPV", jnp.ones(hidden.shape[:2], jnp.float32), bias, precision=precision
-        )
+        return add_bias(logits, jnp.where(is_word, bias, MASKED_SCORE))
 
 
 def transformed(config: ModelConfig, hidden: jax.Array) -> jax.Array:
@@ -53,12 +47,12 @@ def transformed(config: ModelConfig, hidden: jax.Array) -> jax.Array:
         return hidden
     if config.block.word_layers == 2:
         for name, size in config.word_sizes.items():
-            dense = Dense(config, size, add=False, has_bias=False, name=name)
-            hidden = activate("gelu_tanh", *dense(hidden))
+            dense = Dense(config, size, has_bias=False, name=name)
+            hidden = activate("gelu_tanh", dense(hidden))
         return hidden
     how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
-    dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
-    hidden = activate(config.words_activation, *dense(hidden))
+    dense = Dense(config, config.embedding_width, name="transform", **how)
+    hidden = activate(config.words_activation, dense(hidden))
     return layer_norm(config)(hidden).astype(config.compute_dtype)
 
 

@@ -25,10 +25,8 @@ class Discriminator(nn.Module):
     def __call__(self, hidden: jax.Array) -> jax.Array:
         """Returns [B, L, 1] float32: above 0 where a token of hidden vectors [B, L, H] seems replaced."""
         config = self.config
-        hidden = activate(
-            config.words_activation,
-            *Dense(config, config.hidden_size, add=False, name="transform")(hidden),
-        )
+        dense = Dense(config, config.hidden_size, name="transform")
+        hidden = activate(config.words_activation, dense(hidden))
         return Dense(config, 1, "float32", name="output")(hidden)
 
 
