@@ -4,8 +4,8 @@
 A row of a table or an object of JSON is a query with its candidates:
 
     query, documents, labels      lists of candidates and of their grades; a teacher's scores are grades too
-    query, positive, negative     texts, or lists of them, as `mine_negatives` writes them; grades are 1 and 0, or
-                                  `scores`, a list in this order
+    query, positive, negative     texts, or lists of them, as `mine_negatives` writes them; grades are 1 and 0, or in
+                                  training `scores`, a list in this order
     query, passage, label         one candidate a row: rows with the same query are its candidates
 
 A dev or test set may also be a directory in BEIR's layout, whose passages another search has found: `ranking.run`.
@@ -97,7 +97,7 @@ class RerankingTask(Task[RankingExample, Ranked]):
             raise InputError(
                 f"task.ranking.run has candidates of queries in BEIR's layout, and {path} has its own; leave it out"
             )
-        found = _examples(self.config, read_table(path).filled())
+        found = _examples(self.config, read_table(path).filled(), split)
         if split == "test":
             return found
         # those have nothing to learn or to find
@@ -112,7 +112,7 @@ class RerankingTask(Task[RankingExample, Ranked]):
         """Returns the example of an object such as {"query": ..., "documents": [...]}, or of a pair of texts."""
         if isinstance(value, Mapping):
             record = Record(value, where)
-            (example,) = _examples(self.config, Table(where, tuple(record), [record]))
+            (example,) = _examples(self.config, Table(where, tuple(record), [record]), "test")
             return example._replace(grades=())
         if isinstance(value, (list, tuple)) and len(value) == 2:
             query, passage = value
@@ -242,7 +242,7 @@ def _of_run(config: TaskConfig, directory: str, split: str) -> Examples:
     return Examples(examples, without_zeros({**found.counts, **counts}))
 
 
-def _examples(config: TaskConfig, table: Table) -> Examples:
+def _examples(config: TaskConfig, table: Table, split: str) -> Examples:
     """Returns the queries of a table. Raises: InputError, with file and line, if it has no such columns."""
     columns = table.columns
 
@@ -264,6 +264,8 @@ def _examples(config: TaskConfig, table: Table) -> Examples:
                 raise no_column(table.place, name, columns)
         return _grouped(table, query, passage, grade, number)
     grades = column(config.label_column, _GRADES)
+    if grades == "scores" and not listed and split != "train":
+        grades = ""  # a teacher's; what is relevant is known
     examples = []
     for place, record in enumerate(table.records):
         texts = _texts(record, listed) if listed else _texts(record, positive)

@@ -5,11 +5,12 @@ bert_jax mine_negatives --checkpoint=DIR --pairs=FILE --output=FILE.jsonl --num_
 
 --pairs is read as `finetune:embeddings` reads its training data: a table, SQuAD's file, a BEIR directory, a data set of
 the hub. Negatives are looked for among all positives and the passages of --corpus, or of the BEIR directory. The output
-has a line for each pair: "query", "positive", "negative" (a list, the most similar first) and "scores" (of the
-positive, then of each negative). It is training data as it is.
+has a line for each pair: "query", "positive", "negative" (a list, the most similar first), and with --scores "scores"
+(of the positive, then of each negative), which training takes for a teacher's. It is training data as it is.
 """
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ SAMPLING = flags.DEFINE_enum(
 )
 SEED = flags.DEFINE_integer("seed", 0, "of --sampling=random")
 JUDGE = flags.DEFINE_string("judge", "", "a reranker, whose scores then count in place of cosines")
+WITH_SCORES = flags.DEFINE_bool(
+    "scores", False, "write the scores too, which training takes for a teacher's"
+)
 DTYPE = define_dtype()
 
 
@@ -96,8 +100,9 @@ def main() -> None:
     with open_writer(OUTPUT.value) as write:
         for pair in mined:
             record = {"query": pair.query, "positive": pair.positive, "negative": pair.negatives}
-            scores = [round(score, 6) for score in pair.scores]
-            write(json.dumps(record | {"scores": scores}, ensure_ascii=False))
+            if WITH_SCORES.value:
+                record["scores"] = [round(score, 6) for score in pair.scores]
+            write(json.dumps(record, ensure_ascii=False))
     found = sum(len(pair.negatives) for pair in mined)
     about = f"{len(mined):,} pairs have {found:,} negatives, {found / len(mined):.2f} each"
     print(about, file=sys.stderr)
@@ -108,7 +113,11 @@ def _pairs() -> "TextsExamples":
     from bert_jax.tasks.embeddings.read import are_alone, is_graded, read_texts
 
     settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig())
-    pairs = read_texts(settings, PAIRS.value, "train")
+    source = PAIRS.value
+    if os.path.isfile(source):
+        # also one that is called dev.jsonl
+        source = f"train={source}"
+    pairs = read_texts(settings, source, "train")
     if not pairs:
         raise InputError(
             f"--pairs={PAIRS.value} has no pair; give a file, or a directory with train"

@@ -133,10 +133,11 @@ def test_a_judge_gives_numbers():
 
 @pytest.mark.slow
 def test_the_command_writes_what_training_reads(pretrained, tmp_path):
+    """Of a file of any name, such as a dev set's."""
     texts = ["ban bes kut", "dar lin mot", "bes dar lin", "kut mot ban"]
     pairs, corpus = [(text, f"{text} the") for text in texts], ["the gen", "ban the bes"]
     lines = [json.dumps({"query": query, "positive": positive}) for query, positive in pairs]
-    places = [f"--pairs={write(tmp_path / 'pairs.jsonl', chr(10).join(lines))}", f"--output={tmp_path}/mined.jsonl"]
+    places = [f"--pairs={write(tmp_path / 'dev.jsonl', chr(10).join(lines))}", f"--output={tmp_path}/mined.jsonl"]
     places.append(f"--corpus={write(tmp_path / 'corpus.txt', chr(10).join(corpus))}")
     command = ["-m", "bert_jax", "mine_negatives", f"--checkpoint={pretrained}"]
     done = run_python([*command, *places, "--num_negatives=2", "--max_score=0.999"])
@@ -144,6 +145,11 @@ def test_the_command_writes_what_training_reads(pretrained, tmp_path):
     wanted = mine_negatives(load_pretrained(pretrained), pairs, corpus, 2, Limits(max_score=0.999))
     read = read_texts(TaskConfig(name="embeddings"), str(tmp_path / "mined.jsonl"), "train")
     assert [example.texts for example in read] == [(e.query, e.positive, *e.negatives) for e in wanted]
+    assert "scores" not in (tmp_path / "mined.jsonl").read_text()
+    done = run_python([*command, *places[:1], f"--output={tmp_path}/scored.jsonl", "--scores"])
+    assert done.returncode == 0, done.stderr
+    scored = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    assert [len(row["scores"]) for row in scored] == [1 + len(row["negative"]) for row in scored] == [4] * 4
     graded = write(tmp_path / "graded.jsonl", '{"sentence1": "ban", "sentence2": "bes", "score": 1}\n')
     done = run_python([*command, f"--pairs={graded}", "--output=-"])
     assert done.returncode == 1 and "has graded pairs" in done.stderr and done.stderr.count("\n") == 1

@@ -122,6 +122,14 @@ def test_tables(tmp_path, name, content, expected, counts):
     assert [each[:4] for each in found] == expected and found.counts == counts
 
 
+def test_scores_of_a_teacher_are_no_grades_of_a_dev_set(tmp_path):
+    place = write(tmp_path / "dev.jsonl", '{"query": "q", "positive": "a", "negative": ["b"], "scores": [0.8, 0.7]}\n')
+    (found,) = make_task(CONFIG).read(f"train={place},dev={place}", "dev")
+    assert found.grades == (1.0, 0.0)
+    (taught,) = make_task(CONFIG).read(f"train={place},dev={place}", "train")
+    assert taught.grades == (0.8, 0.7)
+
+
 def test_pairs_of_a_user():
     task = make_task(CONFIG)
     assert task.parse(["q", "a"], "input 1") == RankingExample("q", ("a",), where="input 1")
