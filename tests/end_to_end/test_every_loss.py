@@ -17,7 +17,8 @@ import bert_jax
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneTrainConfig, RankingConfig, TaskConfig
-from bert_jax.settings.pretraining import CheckpointConfig, MeshConfig
+from bert_jax.settings.pretraining import CheckpointConfig, MeshConfig, TeacherConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.training.report import Reporter, read_metrics
 
 pytestmark = pytest.mark.slow
@@ -51,16 +52,18 @@ def test_two_processes_change_nothing_but_rounding(repository, alone, tmp_path):
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
-    """A table of queries with a teacher's scores of two or three passages."""
-    rng, rows = random.Random(0), []
+    """A directory with a table of queries with a teacher's scores of two or three passages, and one of graded pairs."""
+    rng, rows, graded = random.Random(0), [], []
     for _ in range(40):
         texts = [" ".join(rng.choices(["ban", "bes", "dar", "the"], k=rng.randint(1, 4))) for _ in range(4)]
         negatives = texts[2 : rng.choice((3, 4))]
         scores = [rng.gauss(0, 3) for _ in range(1 + len(negatives))]
         rows.append({"anchor": texts[0], "positive": texts[1], "negative": negatives, "scores": scores})
-    path = tmp_path_factory.mktemp("scored") / "train.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return f"{path},{path}"
+        graded.append({"sentence1": texts[0], "sentence2": texts[1], "score": rng.random()})
+    directory = tmp_path_factory.mktemp("tables")
+    for name, table in (("scored", rows), ("graded", graded)):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    return directory
 
 
 SMALL = {"projection_size": 8, "projection_activation": "none"}
@@ -71,6 +74,8 @@ TASKS = {
         name="embeddings", embedding=EmbeddingConfig(kind="multi_vector", loss="kl", query_length=8, **SMALL)
     ),
     "reranker": TaskConfig(name="reranking", ranking=RankingConfig(loss="margin_mse")),
+    "graded": TaskConfig(name="embeddings", embedding=EmbeddingConfig(loss="cosent")),
+    "guided": TaskConfig(name="embeddings", embedding=EmbeddingConfig(loss="gist", guide_margin=0.1)),
 }
 
 
@@ -79,12 +84,18 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_what_a_teacher_says_is_learnt_on_after_a_kill(scored, pretrained, tmp_path, monkeypatch, kind):
+def test_a_loss_is_learnt_on_after_a_kill(scored, pretrained, tmp_path, monkeypatch, kind):
     """From step 4 of 6, bit for bit."""
     task = dataclasses.replace(TASKS[kind], max_seq_length=12)
-    config = topics_run(scored, pretrained, task=task, train=FinetuneTrainConfig(num_epochs=2.0))
-    data = dataclasses.replace(config.data, source="", path=scored)
+    table = scored / ("graded.jsonl" if kind == "graded" else "scored.jsonl")
+    config = topics_run("", pretrained, task=task, train=FinetuneTrainConfig(num_epochs=2.0))
+    data = dataclasses.replace(config.data, source="", path=f"{table},{table}")
     config = dataclasses.replace(config, data=data, checkpoint=CheckpointConfig(every_steps=2))
+    if kind == "guided":
+        bert = bert_jax.load_pretrained(pretrained)
+        guide = {"task": "sentence_embedding", "task_settings": to_dict(TaskConfig(name="embeddings"))}
+        bert_jax.save_pretrained(dataclasses.replace(bert, **guide), tmp_path / "guide")
+        config = dataclasses.replace(config, teacher=TeacherConfig(str(tmp_path / "guide")))
     finetune(config, tmp_path / "whole", jax.devices()[:1])
     log, steps = Reporter.log, []
 

@@ -114,7 +114,7 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         if loss in OF_SCORES and not (are_taught(examples) and has_negatives):
             raise InputError(
                 f"embedding.loss {loss} is learnt from a teacher's scores, and not all examples have them; give "
-                "columns negative and scores"
+                "columns negative and scores, as mine_negatives --scores writes them"
             )
         if graded != (loss in ("cosent", "cosine")):
             kind = "graded pairs" if graded else "texts without scores"
