@@ -134,6 +134,16 @@ def task_loss(task, logits, golden):
     return total / weight
 
 
+def test_thresholds_are_written_for_several_labels_alone(written, tmp_path):
+    model = load_hf(written["sequence_classification"])
+    several, labels = ",".join("0.5" for _ in model.labels), "multilabel_classification"
+    cases = [(labels, several), (labels, ""), ("sequence_classification", several)]
+    for number, (task, thresholds) in enumerate(cases):
+        out = tmp_path / str(number)
+        save_hf(out, model.config, model.params, model.tokenizer, task, model.labels, thresholds=thresholds)
+        assert (load_hf(out).task_settings.get("thresholds") == several) == (number == 0)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_import_then_export_is_the_identity(written, name, out):
     model = load_hf(written[name])
