@@ -239,9 +239,14 @@ class Dropout(nn.Module):
         # Two bits of a byte say which of both are kept, so half a byte for each number is written to memory.
         low, high = (bits & 0xFFFF) < kept, (bits >> 16) < kept
         pairs = low.astype(jnp.uint8) + 2 * high.astype(jnp.uint8)
-        own_bit = jnp.asarray([1, 2], jnp.uint8).reshape(2, 1, *(1,) * len(after))
-        keeps = (jnp.expand_dims(pairs, axis) & own_bit) > 0
-        keeps = keeps.reshape(*before, 2 * half, *after)
-        keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)
-        scaled = (widened(inputs) * (2**16 / kept)).astype(inputs.dtype)
-        return jnp.where(keeps, scaled, 0)
+
+        def keep(inputs: jax.Array, pairs: jax.Array) -> jax.Array:
+            own_bit = jnp.asarray([1, 2], jnp.uint8).reshape(2, 1, *(1,) * len(after))
+            keeps = (jnp.expand_dims(pairs, axis) & own_bit) > 0
+            keeps = keeps.reshape(*before, 2 * half, *after)
+            keeps = jax.lax.slice_in_dim(keeps, 0, size, axis=axis)
+            scaled = (widened(inputs) * (2**16 / kept)).astype(inputs.dtype)
+            return jnp.where(keeps, scaled, 0)
+
+        # so that loops over layers keep the pairs for the backward pass
+        return jax.checkpoint(keep, prevent_cse=False)(inputs, pairs)
