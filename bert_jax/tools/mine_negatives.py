@@ -86,6 +86,10 @@ def main() -> None:
         place = beir_place(PAIRS.value, "train")
         corpus = read_corpus(place) if place else []
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
+    if bert.embedding is not None and bert.embedding.embedding.kind != "dense":
+        raise InputError(
+            f"--checkpoint={CHECKPOINT.value} has vectors of tokens or of words; give a model with one of a text"
+        )
     judge = judge_of(load_predictor(JUDGE.value, dtype=DTYPE.value)) if JUDGE.value else None
     mined = mine_negatives(
         bert,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hard negatives are those that a sort of all scores finds, whatever the limits; as a command too."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 from builders import message, write
 from commands import run_python
 
-from bert_jax import InputError, Limits, load_pretrained, mine_negatives
+from bert_jax import InputError, Limits, load_pretrained, mine_negatives, save_pretrained
 from bert_jax.inference import negatives as module
 from bert_jax.inference.negatives import judge_of
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.tasks.embeddings.read import read_texts
 from bert_jax.tasks.texts import Scored
 
@@ -150,6 +152,11 @@ def test_the_command_writes_what_training_reads(pretrained, tmp_path):
     assert done.returncode == 0, done.stderr
     scored = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
     assert [len(row["scores"]) for row in scored] == [1 + len(row["negative"]) for row in scored] == [4] * 4
+    tokens = to_dict(TaskConfig(name="embeddings", embedding=EmbeddingConfig(kind="multi_vector")))
+    of_tokens = dataclasses.replace(load_pretrained(pretrained), task="token_embeddings", task_settings=tokens)
+    save_pretrained(of_tokens, tmp_path / "tokens")
+    done = run_python([*command, places[0], "--output=-", f"--checkpoint={tmp_path}/tokens"])
+    assert done.returncode == 1 and "tokens has vectors of tokens or of words; give a model with one" in done.stderr
     graded = write(tmp_path / "graded.jsonl", '{"sentence1": "ban", "sentence2": "bes", "score": 1}\n')
     done = run_python([*command, f"--pairs={graded}", "--output=-"])
     assert done.returncode == 1 and "has graded pairs" in done.stderr and done.stderr.count("\n") == 1
