@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.folder import Folder
 
-MODULES, ADAPTER = "modules.json", "adapter_config.json"
+MODULES, ADAPTER, _WORDS = "modules.json", "adapter_config.json", "idf.json"
 # of the hub; those of a Router have folders of their own, and a table of words may be a file
 EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER, "artifact.metadata"]
-EXTRAS += ["router_config.json", "query_*/*", "document_*/*", "idf.json"]
+EXTRAS += ["router_config.json", "query_*/*", "document_*/*", _WORDS]
 _HEAD_OF_SETFIT = "model_head.pkl"
 # What a trainer puts before the names of a model's tensors: PyTorch Lightning, torch's DataParallel and compile,
 # sentence-transformers.
@@ -58,7 +58,7 @@ def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool
 
 
 def find_extras(folder: Folder) -> list[str]:
-    """Returns notes about files that are not used here: an adapter, the classifier of SetFit, BGE-M3's other heads."""
+    """Returns notes about files that are not used: an adapter, SetFit's classifier, BGE-M3's heads, weights of words."""
     notes = []
     if ADAPTER in folder:
         notes.append(
@@ -73,5 +73,10 @@ def find_extras(folder: Folder) -> list[str]:
         notes.append(
             f"{folder.path}: {' and '.join(heads)}, as BGE-M3 has them for weights of words and a vector of each "
             "token, are not read: the model gives a vector of each text"
+        )
+    if _WORDS in folder and MODULES not in folder:
+        notes.append(
+            f"{folder / _WORDS}: weights of words in queries, as OpenSearch's models have them, are not read without "
+            f"{MODULES}: queries go through the model"
         )
     return notes

@@ -72,6 +72,7 @@ def test_a_model_that_peft_changed_is_named(model):
     [
         (["model_head.pkl"], "model_head.pkl: a classifier of SetFit lies beside the model, and is not read"),
         (["sparse_linear.pt", "colbert_linear.pt"], "colbert_linear.pt and sparse_linear.pt, as BGE-M3 has them"),
+        (["idf.json"], "idf.json: weights of words in queries, as OpenSearch's models have them, are not read"),
     ],
 )
 def test_heads_beside_the_model_are_said(model, names, said):
