@@ -58,7 +58,7 @@ def find_prefix(names: Collection[str], is_known: Callable[[Iterable[str]], bool
 
 
 def find_extras(folder: Folder) -> list[str]:
-    """Returns notes about files that are not used: an adapter, SetFit's classifier, BGE-M3's heads, weights of words."""
+    """Returns notes about files that are not used: an adapter, SetFit's classifier, BGE-M3's heads, words' weights."""
     notes = []
     if ADAPTER in folder:
         notes.append(

@@ -29,7 +29,9 @@ Said = TypeVar("Said")
 
 
 # counts of what was cut
-CUT, CUT_WORDS, CUT_QUESTIONS = "truncated", "words truncated", "questions truncated"
+CUT = "truncated"
+CUT_WORDS = "words truncated"
+CUT_QUESTIONS = "questions truncated"
 
 
 def single_row(

@@ -22,11 +22,14 @@ class CandidateRows(StoredRows):
     def __init__(self, pairs: PreparedPairs, tokenizer: Tokenizer, max_length: int) -> None:
         rows = pairs.rows
         self.like(rows)
-        self._rows, self._tokenizer, self._max_length = rows, tokenizer, max_length
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._max_length = max_length
         self._has_grades = pairs.are_taught or pairs.is_graded
         # [CLS] and [SEP] stand at the ends of every text that was prepared
         added = 2 + len(tokenizer.between)
-        query, texts = rows.lengths[:, :1].astype(np.int32), rows.lengths[:, 1:]
+        query = rows.lengths[:, :1].astype(np.int32)
+        texts = rows.lengths[:, 1:]
         joined = np.minimum(query - 2 + texts - 2 + added, max_length)
         self.lengths = np.where(texts > 0, joined, 0).astype(np.uint16)
 
@@ -36,7 +39,9 @@ class CandidateRows(StoredRows):
     def _joined(self, row: Row) -> Row:
         query, *texts = np.split(row.token_ids, np.cumsum(row.lengths)[:-1])
         of_query = query[1:-1].tolist()
-        token_ids, type_ids, lengths = [], [], []
+        token_ids = []
+        type_ids = []
+        lengths = []
         for text in texts:
             pair = join_texts(self._tokenizer, of_query, text[1:-1].tolist(), self._max_length)
             token_ids.append(pair.token_ids)

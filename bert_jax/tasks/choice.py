@@ -98,7 +98,8 @@ class ChoiceTask(Task[ChoiceExample, Chosen]):
         check_length(self.config)
         if training:
             check_labelled(examples)
-        rows, counts = [], {CUT: 0, "no token": 0}
+        rows = []
+        counts = {CUT: 0, "no token": 0}
         for number, example in enumerate(examples):
             context = tokenizer.encode(example.context)
             endings = tokenizer.encode_batch(example.choices)
@@ -176,9 +177,11 @@ def _example(
         texts.append(question)
     context = " ".join(record.get_as(name, str) for name in texts)
     label_column = config.label_column or find_column(_LABELS, record)
-    right, start = record.get(label_column) if label_column else None, ""
+    right = record.get(label_column) if label_column else None
+    start = ""
     if name := config.second_text_column or find_column(_CHOICES, record):
-        choices, columns = record, [name]
+        choices = record
+        columns = [name]
         if isinstance(record.get(name), Mapping):  # on the hub choices have names, such as A, B, C
             choices, name = Record(record[name], record.where), "text"
             names = choices.get("label")

@@ -87,7 +87,8 @@ class ClassesTask(Task[ClassifyExample, texts.Classified]):
 
     def make_rows(self, examples, tokenizer, training):
         """Returns a row for each example; in training, with weights and smoothed labels."""
-        config, classes = self.config, self.classes
+        config = self.config
+        classes = self.classes
         smoothing = config.label_smoothing if training else 0.0
         # One soft label makes all of them soft, since the labels of a batch are one array.
         is_soft = smoothing or any(isinstance(example.label, Mapping) for example in examples)

@@ -158,10 +158,12 @@ def make_examples(
     Raises: InputError if a text is missing or, of labelled data, a label.
     """
     number = find_column(ids, table.columns)
-    examples, withheld = [], []
+    examples = []
+    withheld = []
     for record in table.records:
         first, *second = (record.get_as(name, str) for name in texts)
-        label, id_ = label_of(record), id_of(record.get(number), len(examples))
+        label = label_of(record)
+        id_ = id_of(record.get(number), len(examples))
         is_known = label is not WITHHELD
         example = ClassifyExample(
             text=first,

@@ -90,7 +90,8 @@ def make_inference(
     `params` gives the shapes. `pack` and `one_shape` are those of `inference_layouts`; a head that cannot be packed
     never is.
     """
-    head, num_outputs = task.head, task.num_outputs
+    head = task.head
+    num_outputs = task.num_outputs
     pack = pack if head.can_be_packed else "off"
 
     def infer(params: Params, batch: Batch) -> tuple[dict[str, Pair], jax.Array]:

@@ -62,7 +62,8 @@ def told() -> Iterator[None]:
         hook = next((step for step, _ in steps if _is_own_hook(step.f_locals.get("self"))), None)
         if hook is None:
             raise
-        kind, name = type(hook.f_locals["self"]), hook.f_code.co_name
+        kind = type(hook.f_locals["self"])
+        name = hook.f_code.co_name
         place = "in bert_jax"
         for step, line in steps:  # the last in the user's program
             if step.f_globals.get("__name__") == kind.__module__:

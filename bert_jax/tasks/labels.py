@@ -176,7 +176,8 @@ class Classes:
     def shares(self, smoothing: float, example: ClassifyExample) -> np.ndarray:
         """Returns the probability of each class, [K] float32, with a share of `smoothing` spread equally over all."""
         label = example.label if isinstance(example.label, Mapping) else {example.label: 1.0}
-        shares, total = np.zeros(self.count, np.float64), sum(label.values())
+        shares = np.zeros(self.count, np.float64)
+        total = sum(label.values())
         for name, share in label.items():
             shares[self._number(name, example.where)] += share
         if not abs(total - 1) < 1e-3:

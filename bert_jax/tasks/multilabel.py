@@ -126,7 +126,8 @@ class MultilabelTask(TextTask):
 
     def score(self, examples, predictions):
         """Returns the metrics, and the F1 of each label, as in scikit-learn, with 0 where they are not defined."""
-        truth, shares = self._truth(examples), self._shares(predictions)
+        truth = self._truth(examples)
+        shares = self._shares(predictions)
         said = [[name in each.labels for name in self.labels] for each in predictions]
         predicted = np.array(said, bool).reshape(truth.shape)
         # of each label: right, predicted, true
@@ -166,7 +167,8 @@ def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:
     if not truth.any() or not np.isfinite(shares).all():  # of a model that has diverged
         return 0.5
     order = np.argsort(-shares, kind="stable")
-    right, values = np.cumsum(truth[order]), shares[order]
+    right = np.cumsum(truth[order])
+    values = shares[order]
     f1 = 2 * right / (np.arange(1, len(order) + 1) + truth.sum())
     ends = np.append(values[1:] < values[:-1], True)  # equal probabilities are taken together
     middles = (values + np.append(values[1:], 0.0)) / 2

@@ -105,7 +105,8 @@ class NerTask(Task[NerExample, Tagged]):
             value = value[keys[0]] if keys else None
         if isinstance(value, str):
             pieces = list(tagging.split_words(value))
-            words, starts = [word for word, _ in pieces], [start for _, start in pieces]
+            words = [word for word, _ in pieces]
+            starts = [start for _, start in pieces]
             return NerExample(
                 words=words,
                 where=where,
@@ -291,16 +292,19 @@ class _Document:
         pieces: list[list[int]],
         room: int,
     ) -> None:
-        self.tokenizer, self.room = tokenizer, room
+        self.tokenizer = tokenizer
+        self.room = room
         self.offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens
         self.tokens = np.array([index for ids in pieces for index in ids], np.int32)
 
     def windows(self, start: int, end: int) -> list[tuple[int, int]]:
         """Returns windows of words [start, end) of similar length, each of at most `room` tokens; [] without tokens."""
-        offsets, total = self.offsets, int(self.offsets[end] - self.offsets[start])
+        offsets = self.offsets
+        total = int(self.offsets[end] - self.offsets[start])
         # tokens of a part, if words were no longer than a token
         most = -(-total // -(-total // self.room)) if total else 0
-        parts, first = [], start
+        parts = []
+        first = start
         while first < end:
             last = int(np.searchsorted(offsets, offsets[first] + most, "right")) - 1
             if offsets[last] == offsets[first]:  # a single word that is longer
@@ -317,27 +321,33 @@ class _Document:
         There are as many tokens of context before as after, if possible.
         """
         offsets = self.offsets
-        first, last = int(offsets[start]), int(offsets[end])
-        spare, after = self.room - (last - first), int(offsets[-1]) - last
+        first = int(offsets[start])
+        last = int(offsets[end])
+        spare = self.room - (last - first)
+        after = int(offsets[-1]) - last
         before = min(first, max(spare // 2, spare - after))
         # at the start and the end of a word
         first = int(offsets[np.searchsorted(offsets, first - before, "left")])
         end_of_row = last + min(after, spare - before)
         last = int(offsets[np.searchsorted(offsets, end_of_row, "right") - 1])
-        cls, sep = self.tokenizer.cls_id, self.tokenizer.sep_id
+        cls = self.tokenizer.cls_id
+        sep = self.tokenizer.sep_id
         ids = np.array([cls, *self.tokens[first:last], sep], np.int32)
         words = start + np.flatnonzero(np.diff(offsets[start : end + 1])).astype(np.int32)
         return ids, words, (offsets[words] - first + 1).astype(np.int32)
 
 
 def _find_entities(example: NerExample, tags: list[str]) -> list[FoundEntity]:
-    words, text, starts = example.words, example.text, example.starts
+    words = example.words
+    text = example.text
+    starts = example.starts
     if not text:
         text = " ".join(words)
         starts = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))
     found = []
     for kind, first, end in tagging.entities(tags):
-        start, stop = starts[first], starts[end - 1] + len(words[end - 1])
+        start = starts[first]
+        stop = starts[end - 1] + len(words[end - 1])
         found.append(
             FoundEntity(
                 type=kind,

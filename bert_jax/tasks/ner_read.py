@@ -97,7 +97,8 @@ def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
                         f"{record.where} is a text with spans in {name!r}, as doccano writes it, and ner reads a tag a "
                         "word: write tokens and ner_tags, for example by spaCy's offsets_to_biluo_tags"
                     )
-        words, tags = record.texts(words_key), None
+        words = record.texts(words_key)
+        tags = None
         if record.get(tags_key) is not None:
             values = named_class(record[tags_key], classes.get(tags_key))
             if isinstance(values, list) and any(type(value) is int for value in values):

@@ -97,7 +97,8 @@ def completed(config: FinetuneConfig) -> tuple[FinetuneConfig, Pretrained]:
         lines.append(
             f"its projection, from {kernel.shape[0]} to {kernel.shape[1]} numbers, is not used"
         )
-    tokenizer, embedding = start.tokenizer, task.embedding
+    tokenizer = start.tokenizer
+    embedding = task.embedding
     if embedding.kind == "multi_vector":  # whose prompts are tokens, where the vocabulary has them
         prompts = embedding.query_prompt, embedding.passage_prompt
         tokenizer = with_prompt_tokens(tokenizer, prompts)

@@ -53,7 +53,8 @@ _GRADES = ("labels", "scores", "grades", "relevance")
 _GRADE = ("label", "score", "grade", "relevance")
 _IDS = ("id", "idx", "query_id", "query-id")
 _ALIKE = "skipped: all candidates alike"
-_NOT_FOUND, _NO_CANDIDATE = "relevant passages that the run misses", "queries without a candidate"
+_NOT_FOUND = "relevant passages that the run misses"
+_NO_CANDIDATE = "queries without a candidate"
 
 
 class RankingExample(NamedTuple):
@@ -150,7 +151,8 @@ class RerankingTask(Task[RankingExample, Ranked]):
         if isinstance(examples, PreparedPairs):
             examples.check(tokenizer)
             return Rows(CandidateRows(examples, tokenizer, self.config.max_seq_length), {})
-        counts, rows = {CUT: 0, **getattr(examples, "counts", {})}, []
+        counts = {CUT: 0, **getattr(examples, "counts", {})}
+        rows = []
         for number, example in enumerate(examples):
             query = tokenizer.encode(example.query)
             passages = tokenizer.encode_batch(list(example.candidates))
@@ -183,7 +185,8 @@ class RerankingTask(Task[RankingExample, Ranked]):
 
     def score(self, examples, predictions):
         """Returns metrics of the rankings; of equal scores the worse candidate comes first."""
-        rankings, truth = [], []
+        rankings = []
+        truth = []
         for example, said in zip(examples, predictions):
             scored = sorted((-score, grade) for score, grade in zip(said.scores, example.grades))
             ranking = [grade for _, grade in scored]
@@ -214,9 +217,11 @@ def _of_run(config: TaskConfig, directory: str, split: str) -> Examples:
         raise InputError(
             f"{directory} has no candidates for its queries; give what a search has found as task.ranking.run"
         )
-    found, ranked = read_beir(directory, split), read_run(config.ranking.run)
+    found = read_beir(directory, split)
+    ranked = read_run(config.ranking.run)
     passages = {each.id: each.texts[0] for each in found if each.is_passage}
-    examples, counts = [], {_NOT_FOUND: 0, _NO_CANDIDATE: 0}
+    examples = []
+    counts = {_NOT_FOUND: 0, _NO_CANDIDATE: 0}
     for query in found:
         if query.relevant is None:
             continue
@@ -252,7 +257,8 @@ def _examples(config: TaskConfig, table: Table, split: str) -> Examples:
     query = column(config.text_column, _QUERIES)
     if not query:
         raise no_column(table.place, "query", columns)
-    listed, positive = find_column(_LISTS, columns), find_column(_POSITIVES, columns)
+    listed = find_column(_LISTS, columns)
+    positive = find_column(_POSITIVES, columns)
     negatives = split_names(config.embedding.negative_columns)
     negatives = negatives or tuple(filter(None, [find_column(_NEGATIVES, columns)]))
     number = find_column(_IDS, columns)

@@ -113,7 +113,8 @@ def summarise(
     constant: Mapping[str, float],
 ) -> list[str]:
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
-    model, predictions = workdir / FINETUNED, workdir / "predictions"
+    model = workdir / FINETUNED
+    predictions = workdir / "predictions"
     records = read_metrics(workdir / "metrics.jsonl")
     records = [record for record in records if record["kind"] == "eval"]
     if not records:

@@ -22,7 +22,8 @@ def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 def f1(labels: Sequence[int], predictions: Sequence[int], positive: int = 1) -> float:
     """Returns the harmonic mean of precision and recall of a class; 0.0 if it is never true and never predicted."""
-    truth, predicted = np.equal(labels, positive), np.equal(predictions, positive)
+    truth = np.equal(labels, positive)
+    predicted = np.equal(predictions, positive)
     return precision_recall_f1(
         *(int(np.sum(each)) for each in (truth & predicted, predicted, truth))
     )[2]
@@ -39,7 +40,9 @@ def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
     Source: for more than two classes the R_K of Gorodkin (2004), which with two is Matthews' phi.
     """
-    true, predicted, total = Counter(labels), Counter(predictions), len(labels)
+    true = Counter(labels)
+    predicted = Counter(predictions)
+    total = len(labels)
     # of integers, so that nothing is rounded before the root
     by_chance = sum(count * predicted[label] for label, count in true.items())
     covariance = _matches(labels, predictions) * total - by_chance
@@ -119,7 +122,8 @@ def average_precision(truth: np.ndarray, shares: np.ndarray) -> float:
     if not truth.any():
         return 0.0
     order = np.argsort(-shares, kind="stable")
-    values, right = shares[order], np.cumsum(truth[order])
+    values = shares[order]
+    right = np.cumsum(truth[order])
     ends = np.flatnonzero(np.append(values[1:] < values[:-1], True))
     precisions = right[ends] / (ends + 1)
     return float(np.sum(np.diff(right[ends], prepend=0) * precisions) / right[-1])

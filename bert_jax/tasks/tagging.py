@@ -59,7 +59,9 @@ class Entity(NamedTuple):
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Returns the entities of a sentence's tags, in order."""
     spans: list[Entity] = []
-    open_type, start, ended = None, 0, False
+    open_type = None
+    start = 0
+    ended = False
     # one tag further, which ends the last entity of a sentence
     for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, _, kind = tag.partition("-")
@@ -67,7 +69,8 @@ def entities(tags: Sequence[str]) -> list[Entity]:
             spans.append(Entity(open_type, start, index))
             open_type = None
         if prefix != OUTSIDE and open_type is None:
-            open_type, start = kind, index
+            open_type = kind
+            start = index
         ended = prefix in ("E", "S", "L", "U")
     return spans
 
@@ -133,14 +136,16 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
     An entity is correct if its words and its type are; a word, if its tag is exactly the same. 0 / 0 counts as 0.0.
     For tags that are names: the accuracy of words, and the mean of the F1 of each name.
     """
-    expected, predicted = list(itertools.chain(*truth)), list(itertools.chain(*said))
+    expected = list(itertools.chain(*truth))
+    predicted = list(itertools.chain(*said))
     if are_names(expected):
         numbers = {tag: number for number, tag in enumerate(sorted({*expected, *predicted}))}
         pair = [numbers[tag] for tag in expected], [numbers[tag] for tag in predicted]
         return {"accuracy": accuracy(*pair), "macro_f1": macro_f1(*pair)}
     counts = [Counter[str]() for _ in range(3)]  # of each type: right, predicted, true
     for true_tags, predicted_tags in zip(truth, said, strict=True):
-        true, guessed = set(entities(true_tags)), set(entities(predicted_tags))
+        true = set(entities(true_tags))
+        guessed = set(entities(predicted_tags))
         for count, found in zip(counts, (true & guessed, guessed, true)):
             count.update(entity.type for entity in found)
     num_right = sum(first == second for first, second in zip(expected, predicted, strict=True))
@@ -155,7 +160,8 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
 
 def split_words(text: str) -> Iterator[tuple[str, int]]:
     """Yields words and their start: split at blanks, with punctuation and Chinese characters as separate words."""
-    punctuation, start = unicode_tables().punctuation, 0
+    punctuation = unicode_tables().punctuation
+    start = 0
     for index, char in enumerate(f"{text} "):
         is_alone = ord(char) in punctuation or is_chinese(char)
         if is_alone or char.isspace():
@@ -181,9 +187,12 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Ne
     Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
     sentences: list[NerExample] = []
-    words, tags, where = [], [], ""
+    words = []
+    tags = []
+    where = ""
     first_of: dict[str, tuple[str, str]] = {}  # word and place of each tag
-    document, num_columns = 0, 0
+    document = 0
+    num_columns = 0
     # a blank line more, which ends the last sentence
     for number, line in enumerate([*read_lines(place), ""], 1):
         here, line = f"{place}:{number}", line.rstrip(" \t")
@@ -195,7 +204,8 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Ne
             if words:
                 sentences.append(NerExample(words, tags or None, document, where))
             document += is_document
-            words, tags = [], []
+            words = []
+            tags = []
             continue
         if word_column > 1 and _RANGE.fullmatch(columns[0]):
             continue
@@ -258,7 +268,8 @@ def score_files(data: str, predictions: str) -> Metrics:
 
     Raises: InputError, with file and line, if their words are not the same, or there are none.
     """
-    truth, predicted = read_conll(data), read_conll(predictions)
+    truth = read_conll(data)
+    predicted = read_conll(predictions)
     for gold, pred in itertools.zip_longest(truth, predicted):
         if not gold or not pred or gold.words != pred.words or not gold.tags or not pred.tags:
             places = [each.where for each in (gold, pred) if each]

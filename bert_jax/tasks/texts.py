@@ -67,7 +67,8 @@ def make_rows(
     check_length(config)
     if training:
         check_labelled(examples)
-    rows, counts = [], {CUT: 0, "no token": 0}
+    rows = []
+    counts = {CUT: 0, "no token": 0}
     for number, example in enumerate(examples):
         first = tokenizer.encode(example.text)
         second = None if example.second_text is None else tokenizer.encode(example.second_text)

@@ -79,7 +79,8 @@ def _batch_of(head: Head, rows: Sequence[Row], places: int = 0) -> Batch:
 
 def _check_labels(task: Task, rows: Sequence[Row]) -> None:
     """Raises: InputError if a label of the training data cannot be written, or is a class that there is not."""
-    head, classes = task.head, task.num_outputs
+    head = task.head
+    classes = task.num_outputs
     if isinstance(rows, StoredRows):  # whose labels are of our own making
         return
     if head.needs_whole_batch:
@@ -163,7 +164,8 @@ def _try_head(task: Task, model: ModelConfig, rows: Sequence[Row], config: Finet
 
 def _check_outputs(task: Task, outputs: PyTree, batch: Batch, fix: str) -> Any:
     """Returns the shape of the weights. Raises: InputError if the head's outputs do not fit them or the loss."""
-    head, rows = task.head, batch.token_ids.shape[0]
+    head = task.head
+    rows = batch.token_ids.shape[0]
     shape = jax.tree.map(np.shape, outputs)
     is_array = isinstance(outputs, jax.ShapeDtypeStruct) and outputs.shape[:1] == (rows,)
     if not is_array or not jnp.issubdtype(outputs.dtype, jnp.floating):

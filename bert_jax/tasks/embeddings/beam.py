@@ -153,7 +153,8 @@ def _to_shards(part: tuple[Place, Arrays], laid: _Laid) -> Iterator[tuple[int, P
 def _some(arrays: Arrays, start: int, stop: int) -> Any:
     """Returns the examples start, start + 1, ..., stop - 1 of some."""
     examples = arrays.examples[start:stop]
-    begin, last = int(examples["texts"][0]), examples[-1]
+    begin = int(examples["texts"][0])
+    last = examples[-1]
     texts = arrays.texts[begin : int(last["texts"] + last["count"])]
     before = int(examples["tokens"][0])
     tokens = arrays.tokens[before : before + int(texts["length"].sum(dtype=np.int64))]

@@ -78,7 +78,8 @@ def passage_of(
     """
     record: Any = value
     if isinstance(value, str):
-        text, record = value.strip(), None
+        text = value.strip()
+        record = None
         if text.startswith("{"):
             with contextlib.nullcontext() if is_json else contextlib.suppress(InputError):
                 record = parse_json(text, where)
@@ -88,6 +89,7 @@ def passage_of(
         raise InputError(
             f'{where}: the object has no "{column}" that is a text; write {{"{column}": "..."}}'
         )
-    title, given = record.get("title"), record.get("_id", record.get("id"))
+    title = record.get("title")
+    given = record.get("_id", record.get("id"))
     text = f"{title} {record[column]}" if isinstance(title, str) else record[column]
     return str(number) if given is None else given, text.strip()

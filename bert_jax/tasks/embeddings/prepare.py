@@ -146,7 +146,8 @@ def prepare_pairs(
     if urls.is_remote(output):
         rest = names, weights, num_workers
         return uploaded(output, lambda path: prepare_pairs(inputs, tokenizer, path, options, *rest))
-    path, loaded = Path(output), load_tokenizer(tokenizer)
+    path = Path(output)
+    loaded = load_tokenizer(tokenizer)
     identity = identity_of(options, sources, map(digest_of, sources.files), loaded)
     if manifest := finished_manifest(path, identity):
         return manifest
@@ -160,7 +161,8 @@ def prepare_pairs(
 
 def say_pairs(manifest: JsonObject, seconds: float) -> None:
     """Says what prepared pairs hold."""
-    row, figures = manifest["row"], manifest["figures"]
+    row = manifest["row"]
+    figures = manifest["figures"]
     texts = f"{figures['texts']:,} texts, {figures['truncated']:,} of them cut"
     rows = f"rows of {row['length']} tokens and at most {row['max_sequences']} texts"
     say(f"{figures['examples']:,} examples of {texts}, in {rows}; {seconds:.0f} s")
@@ -341,7 +343,8 @@ class Shard(NamedTuple):
 
 def _shards(ends: Sequence[int], row_bytes: int) -> list[Shard]:
     """Returns shards of about the same size, each with examples of one source, which end at `ends`."""
-    parts, start = [], 0
+    parts = []
+    start = 0
     for end in ends:
         count = -(-(end - start) * row_bytes // SHARD_BYTES)
         edges = [start + (end - start) * edge // count for edge in range(count + 1)]
@@ -397,10 +400,12 @@ class Arrays(NamedTuple):
 def _make_piece(job: _Job, task: tuple[int, str]) -> Counts:
     """Writes the examples of a file as arrays of ids, and returns counts of them."""
     number, place = task
-    finished, form = job.work / f"piece-{number:05d}.json", get_type_hints(Counts)
+    finished = job.work / f"piece-{number:05d}.json"
+    form = get_type_hints(Counts)
     with contextlib.suppress(InputError):  # a file that was not finished is read again
         return Counts(**schema.read_record(finished, schema.record(form), ""))
-    tokenizer, counts = job.tokenizer(), Counts()
+    tokenizer = job.tokenizer()
+    counts = Counts()
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     with contextlib.ExitStack() as stack:
         streams = []
@@ -445,7 +450,8 @@ def _arrays(
     scores: list[float] = []
     for example in examples:
         scores += _scores(example)
-    lengths, hashes = [], []
+    lengths = []
+    hashes = []
     for use in uses:
         lengths.append(len(fitted[use].token_ids))
         hashes.append(_hash(fitted[use].known))
@@ -497,7 +503,8 @@ def _make_shard(job: _Job, plan: Plan, shard: Shard) -> JsonObject:
     if (made := records.read_part(finished, ("file",))) is not None:
         return made["file"]
     tokenizer = job.tokenizer()
-    dtype, lengths = plan.dtype(tokenizer), []
+    dtype = plan.dtype(tokenizer)
+    lengths = []
 
     def chunks() -> Iterator[np.ndarray]:
         for first in range(shard.first, shard.last, _ROWS_AT_ONCE):
@@ -516,7 +523,8 @@ def _make_shard(job: _Job, plan: Plan, shard: Shard) -> JsonObject:
 
 def _fill(work: Path, ends: Sequence[int], rows: np.ndarray, first: int) -> None:
     """Writes the examples first, first + 1, ... of all into rows, from the files that hold them."""
-    ids, done = rows.dtype["token_ids"].base, 0
+    ids = rows.dtype["token_ids"].base
+    done = 0
     while done < len(rows):
         piece = int(np.searchsorted(ends, first + done, side="right"))
         start = first + done - (ends[piece - 1] if piece else 0)
@@ -525,7 +533,8 @@ def _fill(work: Path, ends: Sequence[int], rows: np.ndarray, first: int) -> None
         begin = int(examples["texts"][0])
         end = int(examples["texts"][-1] + examples["count"][-1])
         texts = _read(work / f"texts-{piece:05d}", TEXT, begin, end - begin)
-        before, size = int(examples["tokens"][0]), int(texts["length"].sum(dtype=np.int64))
+        before = int(examples["tokens"][0])
+        size = int(texts["length"].sum(dtype=np.int64))
         token_ids = _read(work / f"tokens-{piece:05d}", ids, before, size)
         fill_rows(rows[done : done + count], Arrays(token_ids, texts, examples))
         done += count

@@ -90,7 +90,8 @@ class PairRows(StoredRows):
 
         Those that `has_scores` have a label of a teacher's scores in place of a pair's.
         """
-        self.lengths, self.fingerprint = lengths, fingerprint
+        self.lengths = lengths
+        self.fingerprint = fingerprint
         self._rows = rows
         if isinstance(rows, Sequence):
             self.streams = rows
@@ -149,11 +150,15 @@ class PreparedPairs:
     """The examples of prepared pairs, as far as they are known without reading them."""
 
     def __init__(self, place: str, about: records.About, has_scores: bool, verify: bool) -> None:
-        self.place, manifest = place, about.manifest
-        self._about, self._has_scores, self._verify = about, has_scores, verify
+        self.place = place
+        manifest = about.manifest
+        self._about = about
+        self._has_scores = has_scores
+        self._verify = verify
         self._data = FinetuneDataConfig()
         self._sources = [Source(**source) for source in manifest["sources"]]
-        self.is_graded, self.are_alone = manifest["graded"], manifest["alone"]
+        self.is_graded = manifest["graded"]
+        self.are_alone = manifest["alone"]
         self.are_taught = manifest["taught"]
         self.smallest_score, self.largest_score = (
             manifest[name] for name in ("smallest_score", "largest_score")
@@ -171,7 +176,8 @@ class PreparedPairs:
     @functools.cached_property
     def rows(self) -> PairRows:
         """The rows. Raises: InputError if they cannot be read, or are damaged."""
-        about, data = self._about, self._data
+        about = self._about
+        data = self._data
         fingerprint = records.fingerprint_of(about.manifest)
         config = DataConfig(data.path, seed=data.seed, verify=self._verify)
         config = dataclasses.replace(config, window_mb=data.window_mb, cache_gb=data.cache_gb)
@@ -219,7 +225,8 @@ def open_pairs(place: str, config: TaskConfig, verify: bool = True) -> PreparedP
     Raises: InputError if they are damaged, or were made with other settings than a task's.
     """
     about = records.open_about(resolve(place), verify=verify, form=records.PAIRS)
-    manifest, where = about.manifest, about.path / MANIFEST
+    manifest = about.manifest
+    where = about.path / MANIFEST
     schema.check(manifest, _Manifest, where, _REMEDY)
     options = manifest["identity"]["options"]
     run = {name: getattr(config.embedding, name) for name in MADE_WITH[1:]}
@@ -249,9 +256,11 @@ def _streams(
         window_mb=config.window_mb / len(sources),
         cache_gb=config.cache_gb / len(sources),
     )
-    shards, streams = iter(about.shards), []
+    shards = iter(about.shards)
+    streams = []
     for source in sources:
-        own, left = [], source.rows
+        own = []
+        left = source.rows
         while left > 0 and (shard := next(shards, None)):
             own.append(shard)
             left -= shard["rows"]

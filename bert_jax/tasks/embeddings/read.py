@@ -64,7 +64,8 @@ _IDS = ("id", "idx", "index", "pair_id")
 _NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}", re.IGNORECASE)
 _NLI = ("entailment", "neutral", "contradiction")
 _UNAGREED = ("-", None)  # hidden, or people did not agree
-NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
+NO_TEXT = "skipped: a text is empty"
+SAME = "negatives equal to the positive"
 
 
 def is_graded(examples: Sequence[TextsExample] | PreparedPairs) -> bool:
@@ -127,7 +128,8 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
         )
     if not examples:
         return examples
-    where, graded = examples[0].where, is_graded(examples)
+    where = examples[0].where
+    graded = is_graded(examples)
     if split == "dev" and are_alone(examples):
         raise InputError(f"{where}: single texts score no vectors; give a dev set of pairs")
     if split == "train":
@@ -326,7 +328,8 @@ def _columns(
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
             raise no_column(path, name, columns)
-    first, second = config.text_column, config.second_text_column
+    first = config.text_column
+    second = config.second_text_column
     usual = find_columns(_COLUMNS, columns)
     if not first and not usual:
         raise no_column(path, "anchor, positive or another of texts", columns)
@@ -369,7 +372,9 @@ def _without_empty(
     counts: Mapping[str, int] | None = None,
 ) -> TextsExamples:
     """Returns the examples with an anchor and a positive, without negatives that are empty or equal to the positive."""
-    kept, empty, same = [], 0, 0
+    kept = []
+    empty = 0
+    same = 0
     for example in examples:
         anchor, positive, *against = example.texts
         if not anchor.strip() or not positive.strip():

@@ -100,7 +100,9 @@ def nearest(
             part[: len(queries) - first] = queries[first : first + size]
             start = np.full((size, k), -np.inf, np.float32), np.full((size, k), -1, np.int32)
             parts.append(jax.device_put((part, *start), whole))
-        before, rows, step = 0, 0, _TILE * mesh.size
+        before = 0
+        rows = 0
+        step = _TILE * mesh.size
         for block in blocks:
             # all of one size: a product has other last bits in a program of another, and equals
             # would not tie
@@ -193,7 +195,8 @@ def _nearest_bits(queries: np.ndarray, vectors: Vectors, k: int, candidates: int
     The first compares bits, 32 at a time, of all codes. The second multiplies, for each query, the bits of the
     `candidates` that it found by the numbers of the query, which say more than its bits.
     """
-    precision, size = vectors.manifest["precision"], queries.shape[1]
+    precision = vectors.manifest["precision"]
+    size = queries.shape[1]
     codes = quantize(queries, precision)
     word = np.uint32 if codes.shape[1] % 4 == 0 else np.uint8  # fewer steps
     blocks = (block.view(word) for block in vectors.blocks(_BITS_BLOCK))

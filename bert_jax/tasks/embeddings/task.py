@@ -162,7 +162,10 @@ class EmbeddingTask(Task[TextsExample, Embedded]):
         numbers: dict[bytes, int] = {}
         same = 0
         for number, example in enumerate(examples):
-            label, token_ids, lengths, marks = [], [], [], []
+            label = []
+            token_ids = []
+            lengths = []
+            marks = []
             for place, text in enumerate(example.texts):
                 own = fitted[example.is_query(place), text]
                 label.append(numbers.setdefault(own.known, len(numbers)))
@@ -235,7 +238,8 @@ def _check_positives(examples: Sequence[TextsExample]) -> None:
 def from_start(config: TaskConfig, start: TaskConfig | None) -> tuple[TaskConfig, list[str]]:
     """Returns the settings, with what they leave open as in an embedding model to start from, and lines about it."""
     usual = TaskConfig(max_seq_length=0)
-    taken, other = [], []
+    taken = []
+    other = []
     chosen: dict[str, Any] = {}
     kind = config.embedding.kind
     if start is not None and kind not in ("dense", start.embedding.kind):

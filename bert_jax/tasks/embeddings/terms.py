@@ -17,7 +17,9 @@ class Postings:
 
     def __init__(self, passages: Sequence[Terms]) -> None:
         self.num_passages = len(passages)
-        ids, weights, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], []
+        ids = [np.zeros(0, np.int32)]
+        weights = [np.zeros(0, np.float32)]
+        counts = []
         for passage in passages:
             ids.append(passage.ids)
             weights.append(passage.weights)

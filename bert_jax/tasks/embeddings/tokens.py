@@ -35,13 +35,15 @@ class TokenFit:
     """Makes rows of texts: cuts them, fills up queries, and marks what is not seen and what does not count."""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         known = (tokenizer.pieces.ids.get(word) for word in config.embedding.skipped())
         self._skipped = [number for number in known if number is not None]
 
     def __call__(self, ids: list[int], is_query: bool) -> Marked:
         """Returns [CLS] ids [SEP], of a query with the [MASK]s that fill it up, and the marks of all of them."""
-        settings, most = self.config.embedding, most_tokens(self.config, is_query)
+        settings = self.config.embedding
+        most = most_tokens(self.config, is_query)
         fitted = join_texts(self.tokenizer, ids, None, most)
         token_ids = fitted.token_ids
         if not is_query:
@@ -69,7 +71,8 @@ class TokenRows(StoredRows):
                 f"embedding.query_length {most} is above the {config.max_seq_length} tokens of prepared texts; lower it"
             )
         self.like(rows)
-        self._rows, self._fit = rows, fit
+        self._rows = rows
+        self._fit = fit
         self._num_queries = rows.lengths.shape[1] if are_alone else 1
         self.lengths = np.array(rows.lengths)
         queries = self.lengths[:, : self._num_queries]

@@ -170,7 +170,8 @@ def _table(name: str, path: str, lenient: bool, json_keys: Sequence[str]) -> rea
         return readers.read_wide_tsv(path, _STS_COLUMNS, lenient)
     columns: Sequence[str] = ()
     if readers.is_tsv(path) and name == "cola" and row and "sentence" not in row:
-        columns, lenient = ("source", "label", "mark", "sentence"), False
+        columns = ("source", "label", "mark", "sentence")
+        lenient = False
     if readers.is_tsv(path) and name == "mnli" and len(row) >= 10 and row[-1] in _MNLI_CLASSES:
         # by position, as in Google's code
         columns = [f"column {index}" for index in range(len(row))]

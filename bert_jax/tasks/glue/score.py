@@ -30,7 +30,8 @@ def score_files(name: str, data: str, predictions: str) -> Metrics:
         the data, or counts 0, 1, 2 .. in the order of the data.
     Raises: InputError, with file and line, if an example has no prediction, two, or one that is not a class.
     """
-    glue, splits = find_glue(name), splits_of(name)
+    glue = find_glue(name)
+    splits = splits_of(name)
     if Path(data).is_dir():
         examples = read_split(name, data, (*splits["eval"], *splits["test"])[0])
     else:

@@ -207,7 +207,8 @@ def _f1(predicted: list[str], answer: list[str], no_answers: bool) -> float:
     if not predicted or not answer:
         return float(no_answers and predicted == answer)
     common = (collections.Counter(predicted) & collections.Counter(answer)).total()
-    precision, recall = common / len(predicted), common / len(answer)
+    precision = common / len(predicted)
+    recall = common / len(answer)
     return 2 * precision * recall / (precision + recall) if common else 0.0
 
 

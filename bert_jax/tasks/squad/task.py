@@ -103,7 +103,9 @@ class SquadTask(Task[SquadExample, SpanPrediction]):
         Names begin with the split unless it is "dev", the official one.
         """
         prefix = "" if split == "dev" else f"{split}_"
-        texts, n_best, odds = {}, {}, {}
+        texts = {}
+        n_best = {}
+        odds = {}
         for said in predictions:
             texts[said.id] = said.text
             n_best[said.id] = [
@@ -135,7 +137,8 @@ def _spans_and_odds(
     predictions: Sequence[SpanPrediction],
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Returns the best span of each question at any threshold, and the odds of no answer."""
-    spans, odds = {}, {}
+    spans = {}
+    odds = {}
     for prediction in predictions:
         best = prediction.best_span
         spans[prediction.id] = best.text if best else ""

@@ -36,7 +36,8 @@ def make_squad_rows(
     counts: collections.Counter[str] = collections.Counter()
     rows: list[Row] = []
     context: str | None = None
-    context_ids, offsets = [], np.zeros((0, 2), np.int32)
+    context_ids = []
+    offsets = np.zeros((0, 2), np.int32)
     for index, example in enumerate(examples):
         if example.context != context:  # questions about one paragraph follow each other
             context = example.context
