@@ -146,7 +146,8 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         bert = dataclasses.replace(
             bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value)
         )
-    notes, lost = list(bert.notes), []
+    notes = list(bert.notes)
+    lost = []
     if to == "bert_jax":
         save_pretrained(bert, output, replace=False)
     else:

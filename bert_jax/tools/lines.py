@@ -118,7 +118,8 @@ def batches_of(
 
 def told(batches: Iterator[list[Item]], what: str, seconds: float = 10.0) -> Iterator[list[Item]]:
     """Yields batches, and prints the number of finished items to stderr, every `seconds`."""
-    count, began = 0, time.monotonic()
+    count = 0
+    began = time.monotonic()
     reported = began
     for batch in batches:
         yield batch

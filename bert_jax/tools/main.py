@@ -88,7 +88,9 @@ def launch(name: str, program: str, arguments: Sequence[str]) -> None:
     spec = importlib.util.find_spec(f"bert_jax.tools.{name}")
     assert spec is not None and spec.loader is not None
     module = types.ModuleType("__main__")
-    module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
+    module.__spec__ = spec
+    module.__file__ = spec.origin
+    module.__package__ = spec.parent
     sys.modules["__main__"] = module
     sys.argv[:] = [program, *arguments]
     exec(spec.loader.get_code(spec.name), module.__dict__)  # pyright: ignore[reportAttributeAccessIssue]

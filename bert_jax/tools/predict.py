@@ -157,7 +157,8 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
     from bert_jax.inference.predict import read_blanks
 
     if predictor.task is None:
-        value, text = line, line
+        value = line
+        text = line
         with contextlib.suppress(InputError):  # if it is not JSON, it is a text that begins with {
             given: Any = parse_json(line, where) if line[:1] == "{" and not is_text else {}
             value, text = (

@@ -78,7 +78,8 @@ def resolve_recipe(arguments: Sequence[str]) -> list[str]:
 
     Raises: InputError as `find`, and if --config is empty or given twice.
     """
-    resolved, given = list(arguments), _given(arguments)
+    resolved = list(arguments)
+    given = _given(arguments)
     values = [value for _, _, value in given]
     if "" in values:
         raise InputError(
@@ -189,7 +190,8 @@ def _unknown_setting(flag: str, name: str, known: dict[str, object]) -> str:
     """Returns the message for a flag that names no setting."""
     sections = list(dict.fromkeys(full.partition(".")[0] for full in known))
     by_last_name = {full.rpartition(".")[2]: full for full in reversed(known)}
-    section, last = name.partition(".")[0], name.rpartition(".")[2]
+    section = name.partition(".")[0]
+    last = name.rpartition(".")[2]
     close = [] if name == last else difflib.get_close_matches(name, known, n=1)
     close += [by_last_name[match] for match in difflib.get_close_matches(last, by_last_name, n=1)]
     close += [f"{match}." for match in difflib.get_close_matches(section, sections, n=1)]

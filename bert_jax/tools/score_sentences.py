@@ -107,7 +107,8 @@ def _score_lines() -> None:
         if stream.isatty():
             print("Write a sentence a line; end with Ctrl-D.", file=sys.stderr)
         lines = list(read_input(stream, INPUT.value))
-    names, sentences = [where for where, line in lines if line], [line for _, line in lines if line]
+    names = [where for where, line in lines if line]
+    sentences = [line for _, line in lines if line]
     if not sentences:
         raise InputError(f"input {INPUT.value} has no sentence; write one a line")
     from bert_jax.inference.sentence_scores import check_method, encode_sentences, token_scores

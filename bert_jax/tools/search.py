@@ -102,7 +102,8 @@ def main() -> None:
     is_cosine = judge is None and (settings is None or settings.embedding.kind == "dense")
     if isinstance(corpus, Vectors):
         is_cosine = is_cosine and corpus.manifest["precision"] not in BITS
-    results, name = iter(found), "cosine" if is_cosine else "score"
+    results = iter(found)
+    name = "cosine" if is_cosine else "score"
     with open_writer(OUTPUT.value) as write:
         for query in queries:
             hits = next(results) if query.text else []
@@ -123,7 +124,8 @@ def _text_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
 
 
 def _run_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
-    asked, lines = _id_of(query), []
+    asked = _id_of(query)
+    lines = []
     for rank, hit in enumerate(hits, 1):
         lines.append(f"{asked} Q0 {_id_of(hit.passage)} {rank} {hit.score:.6f} bert_jax")
     return "\n".join(lines)
