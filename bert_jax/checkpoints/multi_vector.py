@@ -149,7 +149,7 @@ def read_multi_vector(
         about, where = home.object(ABOUT), home / ABOUT
         layer = None
     elif layer is not None:
-        about, notes = _about_of_stanford(folder, layer, model, tokenizer)
+        about, notes = _about_of_stanford(folder, layer, model)
         where = folder / _METADATA
     else:
         return None
@@ -210,9 +210,10 @@ def read_multi_vector(
     prefixes = [about.get(name) or "" for name in _PREFIXES.values()]
     finds = with_prompt_tokens(tokenizer, prefixes)
     for prefix in prefixes:
-        if layer is not None and len(finds.encode(prefix)) != 1:
+        token = prefix.strip()
+        if layer is not None and finds.encode(prefix) != [finds.pieces.ids.get(token)]:
             raise InputError(
-                f"{where}: {shown(prefix.strip())} is no token that this tokenizer finds in a text; copy both again"
+                f"{where}: {shown(token)} is no token that the tokenizer finds in a text; copy both again"
             )
     return Pipeline(settings, params, [*notes, *more], finds)
 
@@ -231,7 +232,6 @@ def _about_of_stanford(
     folder: Folder,
     layer: np.ndarray,
     model: ModelConfig,
-    tokenizer: Tokenizer,
 ) -> tuple[JsonObject, list[str]]:
     """Returns what artifact.metadata says, as PyLate has it, and notes.
 
@@ -252,19 +252,12 @@ def _about_of_stanford(
         raise InputError(
             f"{folder.path}: {LAYER} has the shape {shape}, and dim and hidden_size are {size}; copy all again"
         )
-    tokens = about["query_token_id"], about["doc_token_id"]
-    for token in tokens:
-        if token not in tokenizer.pieces.ids:
-            raise InputError(
-                f"{where}: the vocabulary lacks {shown(token)}; copy the tokenizer again"
-            )
     unknown = sorted(given.keys() - {*_USUAL, *_SCORED, *_OF_OTHERS})
-    notes = [f"{where}: {name} is not known here" for name in unknown]
-    query, passage = tokens
+    notes = [f"{where}: {shown(name)} is not known here" for name in unknown]
     as_pylate: JsonObject = {
         "model_type": _PYLATE,
-        "query_prefix": f"{query} ",
-        "document_prefix": f"{passage} ",
+        "query_prefix": about["query_token_id"] + " ",
+        "document_prefix": about["doc_token_id"] + " ",
         "query_length": about["query_maxlen"],
         "document_length": about["doc_maxlen"],
         "attend_to_expansion_tokens": about["attend_to_mask_tokens"],

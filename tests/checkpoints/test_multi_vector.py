@@ -229,7 +229,7 @@ def test_what_stanford_s_files_leave_out_is_its_default(stanford):
     own = bert.embedding.embedding
     assert (own.query_length, own.expansion_is_seen, own.skipped_words, own.projection_size) == (32, False, "", 128)
     assert bert.embedding.max_seq_length == 64  # of 220 as many as the model has places
-    assert [note.rpartition("/")[2] for note in bert.notes] == [f"{METADATA}: new is not known here"]
+    assert [note.rpartition("/")[2] for note in bert.notes] == [f'{METADATA}: "new" is not known here']
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,8 @@ def test_what_stanford_s_files_leave_out_is_its_default(stanford):
         ({"query_maxlen": 4}, "Expected `int` >= 5 - at `$.query_maxlen`"),
         ({"doc_maxlen": "long"}, "Expected `int`, got `str` - at `$.doc_maxlen`"),
         ({"mask_punctuation": 1}, "Expected `bool`, got `int` - at `$.mask_punctuation`"),
-        ({"doc_token_id": "[D]"}, 'the vocabulary lacks "[D]"; copy the tokenizer again'),
+        ({"doc_token_id": "[D]"}, '"[D]" is no token that the tokenizer finds in a text; copy both again'),
+        ({"query_token_id": "ü"}, "is no token that the tokenizer finds in a text"),
     ],
 )
 def test_what_stanford_s_files_say_and_cannot_be_computed_is_named(stanford, values, problem):
@@ -252,7 +253,7 @@ def test_what_stanford_s_files_say_and_cannot_be_computed_is_named(stanford, val
 
 def test_a_prefix_that_a_tokenizer_of_sentencepiece_would_not_find(stanford, monkeypatch):
     monkeypatch.setattr(multi_vector, "with_prompt_tokens", lambda tokenizer, prefixes: tokenizer)
-    assert '"[unused0]" is no token that this tokenizer finds in a text' in message(load_pretrained, stanford[0])
+    assert '"[unused0]" is no token that the tokenizer finds in a text' in message(load_pretrained, stanford[0])
 
 
 def test_stanford_s_directory_without_its_settings_and_with_modules(stanford, directory):
