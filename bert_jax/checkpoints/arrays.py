@@ -156,7 +156,8 @@ def check_readable(path: Place, arrays: ArrayTable) -> None:
 def _quiet() -> Iterator[None]:
     """Silences the tracebacks that threads of Orbax and TensorStore print for an error that is raised as well."""
     logger = logging.getLogger("absl")
-    level, hook = logger.level, sys.unraisablehook
+    level = logger.level
+    hook = sys.unraisablehook
     logger.setLevel(logging.CRITICAL)
     _ignore_closed_loops()
     try:

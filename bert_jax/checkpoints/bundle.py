@@ -140,7 +140,8 @@ def read_index(path: str | os.PathLike) -> Index:
         if not pairs or pairs[0][0] != b"":
             raise ValueError("it has no header")
         header = parse_message(pairs[0][1])
-        num_shards, is_big_endian = _number(header, 1), _number(header, 2)
+        num_shards = _number(header, 1)
+        is_big_endian = _number(header, 2)
         if is_big_endian:  # it would be read as other numbers
             raise ValueError("its numbers are big-endian, which is not supported")
         # Names that begin with a zero byte belong to the parts of partitioned variables.
@@ -159,7 +160,8 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or footer[-8:] != _MAGIC:
         raise ValueError(f"of its {len(content)} bytes the last ones do not end a table")
-    numbers, position = [], 0
+    numbers = []
+    position = 0
     for _ in range(4):
         number, end = parse_varint(footer, position, _FOOTER_BYTES - 8)
         # The footer alone has no checksum. A flipped bit that changes no number it holds is damage
@@ -199,7 +201,8 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     stop = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if stop < 0:
         raise ValueError("a block is shorter than it says")
-    key, position = b"", 0
+    key = b""
+    position = 0
     while position < stop:
         shared, position = parse_varint(block, position, stop)
         added, position = parse_varint(block, position, stop)

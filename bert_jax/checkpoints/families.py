@@ -279,7 +279,8 @@ class Bert(Family):
 class Roberta(Family):
     """Liu et al. 2019: no types, positions after padding's id."""
 
-    prefix, base = "Roberta", "roberta"
+    prefix = "Roberta"
+    base = "roberta"
     fixed = _without(_FIXED, "position_offset")
     modules = {
         "mlm/transform": "lm_head.dense",
@@ -298,7 +299,8 @@ class Roberta(Family):
 
     def read(self, settings: JsonObject) -> dict[str, Any]:
         # Positions count from the one after padding's id, and the rows before it belong to none.
-        pad, rows = settings.get("pad_token_id", 1), settings.get("max_position_embeddings", 512)
+        pad = settings.get("pad_token_id", 1)
+        rows = settings.get("max_position_embeddings", 512)
         return {"position_offset": pad + 1, "max_positions": rows - pad - 1}
 
     def write(self, config: ModelConfig) -> JsonObject:
@@ -325,16 +327,20 @@ _TERMS = {
     "keys": ["p2c"],
     "both": ["c2p", "p2c"],
 }
-_DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
+_DISTIL = "distilbert.transformer.layer.{i}."
+_MODERN = "model.layers.{i}."
 _MPNET = "mpnet.encoder.layer.{i}.attention."
 _UNBIASED = {"gated": "wide", "plain": "none"}  # of jina's two forms of feed-forward blocks
-_JINA, _JINA_CODE = "bert.encoder.layer.{i}.", "jinaai/jina-bert-implementation--"
+_JINA = "bert.encoder.layer.{i}."
+_JINA_CODE = "jinaai/jina-bert-implementation--"
 
 
 class DistilBert(Family):
     """Sanh et al. 2019: no types and no pooler."""
 
-    prefix, usual, base = "DistilBert", "distilbert", "distilbert"
+    prefix = "DistilBert"
+    usual = "distilbert"
+    base = "distilbert"
     settings = _DISTIL_SETTINGS
     fixed = _FIXED | {"type_vocab_size": 0, "layer_norm_epsilon": 1e-12}
     modules = {
@@ -362,7 +368,9 @@ class DistilBert(Family):
 class Electra(Family):
     """Clark et al. 2020: tables may be narrower than layers."""
 
-    prefix, usual, base = "Electra", "electra-small", "electra"
+    prefix = "Electra"
+    usual = "electra-small"
+    base = "electra"
     settings = SETTINGS | {"embedding_size": "embedding_size"}
     fixed = _without(_FIXED, "embedding_size")
     modules = {
@@ -397,7 +405,9 @@ class Electra(Family):
 class Albert(Family):
     """Lan et al. 2020: layers share their parameters, and tables are narrow; the order of sentences is predicted."""
 
-    prefix, usual, base = "Albert", "albert-xxlarge", "albert"
+    prefix = "Albert"
+    usual = "albert-xxlarge"
+    base = "albert"
     settings = SETTINGS | {
         "embedding_size": "embedding_size",
         "layer_groups": "num_hidden_groups",
@@ -444,7 +454,9 @@ class DebertaV2(Family):
     one that no published model has.
     """
 
-    prefix, usual, base = "DebertaV2", "deberta-v3-base", "deberta"
+    prefix = "DebertaV2"
+    usual = "deberta-v3-base"
+    base = "deberta"
     fixed = {
         name: value for name, value in _FIXED.items() if name not in ("positions", "score_bias")
     } | {"score_bias": "vectors"}
@@ -544,7 +556,9 @@ class DebertaV2(Family):
 class MPNet(Roberta):
     """Song et al. 2020: a bias of scores by distance, no types, and padding's id is always 1."""
 
-    prefix, usual, base = "MPNet", "mpnet-base", "mpnet"
+    prefix = "MPNet"
+    usual = "mpnet-base"
+    base = "mpnet"
     settings = _without(SETTINGS, "type_vocab_size")
     fixed = _FIXED | {"type_vocab_size": 0, "position_offset": 2, "score_bias": "buckets"}
     modules = Roberta.modules | {
@@ -564,7 +578,8 @@ class MPNet(Roberta):
     refused = (("relative_attention_num_buckets", (None, 32)), ("pad_token_id", (None, 1)))
 
     def read(self, settings: JsonObject) -> dict[str, Any]:
-        rows, usual = settings.get("max_position_embeddings", 512), 1e-12
+        rows = settings.get("max_position_embeddings", 512)
+        usual = 1e-12
         epsilon = settings.get("layer_norm_eps", usual)
         return {"max_positions": rows - 2, "layer_norm_epsilon": epsilon}
 
@@ -575,7 +590,9 @@ class JinaBert(Family):
     In config.json it is a "bert" with code of its own.
     """
 
-    prefix, usual, model_type = "JinaBert", "jina-bert-base", "bert"
+    prefix = "JinaBert"
+    usual = "jina-bert-base"
+    model_type = "bert"
     fixed = _FIXED | {"positions": "none", "score_bias": "alibi"}
     gated = {
         "encoder/layers/mlp/intermediate": _JINA + "mlp.gated_layers#0/2",
@@ -646,7 +663,8 @@ class Rotary(Family):
 
         Raises: InputError if angles or heads have another form.
         """
-        usual, rope = model_size(self.usual), self.rope(settings)
+        usual = model_size(self.usual)
+        rope = self.rope(settings)
         width, heads = (
             settings.get(self.settings[name], getattr(usual, name))
             for name in ("hidden_size", "num_heads")
@@ -657,7 +675,9 @@ class Rotary(Family):
         ):
             if of.get(name) not in (None, only):
                 raise InputError(f"{name} is {shown(of[name])}; it can be {only}")
-        kind, theta, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor", 1.0)
+        kind = rope["rope_type"]
+        theta = rope["rope_theta"]
+        factor = rope.get("factor", 1.0)
         if kind == "linear":
             return {"rotary_theta": theta, "rotary_stretch": factor}
         if kind == "ntk" and rope.get("mixed_b") is None:
@@ -716,14 +736,17 @@ _OLDER_LAYERS = (
 class NomicBert(Rotary):
     """Nussbaum et al. 2024; before, its code had the settings of GPT-2."""
 
-    prefix, usual, base = "NomicBert", "nomic-bert", "nomic_bert"
+    prefix = "NomicBert"
+    usual = "nomic-bert"
+    base = "nomic_bert"
     fixed = Rotary.fixed | {"feed_forward": "gated", "unbiased": "layers"}
     modules = _rotary_modules("nomic_bert", "gate_proj", "down_proj", "up_proj") | {
         "mlm/norm": "cls.predictions.transform.layer_norm"
     }
     activations = _EXACT | _TANH | _OTHERS
     usual_activation = "silu"
-    theta, trained = 1_000.0, 2048
+    theta = 1_000.0
+    trained = 2048
     lacks = ("ForQuestionAnswering", "ForMultipleChoice")
     refused = (
         *Rotary.refused,
@@ -758,7 +781,9 @@ class NomicBert(Rotary):
 class Gte(Rotary):
     """Zhang et al. 2024, "mGTE"; before, its model_type was "new"."""
 
-    prefix, usual, base = "Gte", "gte", "gte"
+    prefix = "Gte"
+    usual = "gte"
+    base = "gte"
     fixed = Rotary.fixed | {"feed_forward": "gated", "unbiased": "wide"}
     modules = _rotary_modules("gte", "gate_proj", "down_proj", "up_proj") | {
         "mlm/transform": "lm_head.dense",
@@ -766,7 +791,8 @@ class Gte(Rotary):
         "mlm/output_bias": "lm_head.decoder.bias",
     }
     tied = ("lm_head.decoder.weight", "")
-    theta, can_lack_types = 160_000.0, True
+    theta = 160_000.0
+    can_lack_types = True
     lacks = ("ForQuestionAnswering", "ForMultipleChoice")
     refused = (
         *Rotary.refused,
@@ -790,9 +816,13 @@ class Gte(Rotary):
 class JinaEmbeddingsV3(Rotary):
     """Sturua et al. 2024: XLM-R with rotary positions, whose model_type it had before."""
 
-    prefix, usual, base = "JinaEmbeddingsV3", "jina-embeddings-v3", "roberta"
+    prefix = "JinaEmbeddingsV3"
+    usual = "jina-embeddings-v3"
+    base = "roberta"
     modules = _rotary_modules("roberta", "fc1", "fc2") | Roberta.modules
-    renamed, tied, token_ids = Roberta.renamed, Roberta.tied, _ENDS
+    renamed = Roberta.renamed
+    tied = Roberta.tied
+    token_ids = _ENDS
     theta = 20_000.0
     lacks = ("ForMultipleChoice",)
     refused = (*Rotary.refused, ("position_embedding_type", (None, "rotary", "absolute")))
@@ -807,7 +837,9 @@ class JinaEmbeddingsV3(Rotary):
 class EuroBert(Rotary):
     """Boizard et al. 2025: Llama's layers, that see both sides; the masked head is a table of its own."""
 
-    prefix, usual, base = "EuroBert", "eurobert-210m", "model"
+    prefix = "EuroBert"
+    usual = "eurobert-210m"
+    base = "model"
     settings = _without(SETTINGS, "type_vocab_size", "hidden_dropout_rate") | {
         "attention_dropout_rate": "attention_dropout",
         "layer_norm_epsilon": "rms_norm_eps",
@@ -858,7 +890,8 @@ class EuroBert(Rotary):
 class UltraBert(EuroBert):
     """EuroBERT's layers, most of them with windows; two dense layers before words, and none before classes."""
 
-    prefix, usual = "Ultrabert", "ultrabert-mini"
+    prefix = "Ultrabert"
+    usual = "ultrabert-mini"
     settings = EuroBert.settings | {"window": "sliding_window", "pooling": "classifier_pooling"}
     fixed = _without(EuroBert.fixed, "window", "global_first", "prediction_size") | {
         "rotary_stretch": 1.0
@@ -881,7 +914,8 @@ class UltraBert(EuroBert):
 
         Raises: InputError if layers have another order, or angles another form.
         """
-        windows, layers = settings.get("attention_windows"), settings.get("num_hidden_layers", 6)
+        windows = settings.get("attention_windows")
+        layers = settings.get("num_hidden_layers", 6)
         window = settings.get("sliding_window", 128)
         types = settings.get("layer_types") or _types(layers, 3, 2)
         if windows:
@@ -922,7 +956,9 @@ class UltraBert(EuroBert):
 class ModernBert(Family):
     """Warner et al. 2024: rotary positions, local layers, norms before blocks."""
 
-    prefix, usual, base = "ModernBert", "modernbert-base", "model"
+    prefix = "ModernBert"
+    usual = "modernbert-base"
+    base = "model"
     settings = _MODERN_SETTINGS
     fixed = _without(_FIXED, "pooling", "window", "norm_bias", "dense_bias", "head_activation") | {
         "positions": "rotary",
@@ -965,8 +1001,10 @@ class ModernBert(Family):
 
         Raises: InputError if layers have another order, or angles another form.
         """
-        layers, local = settings.get("num_hidden_layers", 22), settings.get("local_attention", 128)
-        every, types = settings.get("global_attn_every_n_layers", 3), settings.get("layer_types")
+        layers = settings.get("num_hidden_layers", 22)
+        local = settings.get("local_attention", 128)
+        every = settings.get("global_attn_every_n_layers", 3)
+        types = settings.get("layer_types")
         if types is not None:
             counts = (every, *range(1, layers + 1)) if len(types) == layers else ()
             every = next((count for count in counts if types == _types(layers, count)), 0)
@@ -1022,7 +1060,8 @@ def _thetas(settings: JsonObject, full: Any, local: Any) -> dict[str, Any]:
 
     Raises: InputError if angles have another form.
     """
-    ropes, thetas = settings.get("rope_parameters") or {}, {}
+    ropes = settings.get("rope_parameters") or {}
+    thetas = {}
     for ours, kind, usual in (
         ("rotary_theta", "full_attention", full),
         ("local_rotary_theta", "sliding_attention", local),
@@ -1127,7 +1166,8 @@ def of_today(settings: JsonObject) -> JsonObject:
     name = settings.get("model_type")
     is_older = name == "new" or "n_embd" in settings
     if name == "xlm-roberta" and settings.get("position_embedding_type") == "rotary":
-        name, is_older = "jina_embeddings_v3", True
+        name = "jina_embeddings_v3"
+        is_older = True
     if settings.get("position_embedding_type") == "alibi" or _is_mosaic(settings):
         name = "jina_bert" if name == "bert" else name
     name = "gte" if name == "new" else name

@@ -92,7 +92,8 @@ def grow(
         for name in {"embedding", "output_bias"} & holder.keys():
             holder[name] = with_words(holder[name])
     if config.positions == "learned":
-        table, offset = embeddings["position"]["embedding"], config.position_offset
+        table = embeddings["position"]["embedding"]
+        offset = config.position_offset
         places = np.arange(config.max_positions) % bert.config.max_positions
         embeddings["position"]["embedding"] = np.concatenate(
             [table[:offset], table[offset:][places]]

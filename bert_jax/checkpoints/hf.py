@@ -145,7 +145,8 @@ def load_hf(folder: Folder) -> Imported:
         notes.append(f"{name} has {LAYER}, which is not read: {MODULES} names what is")
     if pipeline:
         notes += pipeline.notes
-        whole, own = params | pipeline.params, to_dict(pipeline.settings)
+        whole = params | pipeline.params
+        own = to_dict(pipeline.settings)
         name, tokenizer = embedding_head(pipeline.settings).name, pipeline.tokenizer or tokenizer
         return Imported(config, whole, tokenizer, name, (), tuple(notes), "", own)
     present = parts_of(params)
@@ -212,7 +213,8 @@ def save_hf(
         raise InputError(f"model.position_offset {config.position_offset} is not {counted}")
     present = parts_of(params)
     head, known = _head_there(config, params, task)
-    kind, parts = class_of(head, config.family), head.parts_in(config)
+    kind = class_of(head, config.family)
+    parts = head.parts_in(config)
     notes = [f"{part} is left out: {kind} has none" for part in present if part not in parts]
     if not set(parts) <= set(known):
         notes.append(
@@ -271,7 +273,8 @@ def left_out(config: ModelConfig, params: Params, task: str) -> list[str]:
 
 def _tensors(config: ModelConfig, head: Head, params: Params, dtype: str) -> Arrays:
     """Returns the tensors of a model as transformers names them. Raises: InputError if `dtype` does not hold one."""
-    family, parts = FAMILIES[config.family], head.parts_in(config)
+    family = FAMILIES[config.family]
+    parts = head.parts_in(config)
     encoder = {
         name: part
         for name, part in params["encoder"].items()
@@ -417,7 +420,8 @@ def _task_settings(settings: JsonObject, params: Params, config: ModelConfig) ->
     of_task = (settings.get(_OF_TASKS) or {}).get(_MULTILABEL) or {}
     if "thresholds" not in of_task:
         return {}
-    thresholds, count = of_task["thresholds"], len(params["classifier"]["bias"])
+    thresholds = of_task["thresholds"]
+    count = len(params["classifier"]["bias"])
     kind = Annotated[
         list[Annotated[float, Meta(ge=0, le=1e15)]], Meta(min_length=count, max_length=count)
     ]
@@ -430,7 +434,8 @@ def _task_settings(settings: JsonObject, params: Params, config: ModelConfig) ->
 
 def _labels(settings: JsonObject, params: Params) -> tuple[str, ...]:
     """Returns the names of the classes in their order; () if they are only numbers."""
-    count, numbers = len(params["classifier"]["bias"]), settings.get("label2id") or {}
+    count = len(params["classifier"]["bias"])
+    numbers = settings.get("label2id") or {}
     names = settings.get("id2label") or {index: name for name, index in numbers.items()}
     of_ids = {int(index): str(name) for index, name in names.items()}
     labels = tuple(of_ids[index] for index in sorted(of_ids))

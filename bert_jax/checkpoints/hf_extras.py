@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.folder import Folder
 
-MODULES, ADAPTER, _WORDS = "modules.json", "adapter_config.json", "idf.json"
+MODULES = "modules.json"
+ADAPTER = "adapter_config.json"
+_WORDS = "idf.json"
 # of the hub; those of a Router have folders of their own, and a table of words may be a file
 EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER, "artifact.metadata"]
 EXTRAS += ["router_config.json", "query_*/*", "document_*/*", _WORDS]

@@ -22,7 +22,9 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, schema, writing
 from bert_jax.storage.folder import Folder
 
-WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
 _METADATA = {"format": "pt"}  # without it older versions of transformers refuse the file
 
 
@@ -42,9 +44,11 @@ def open_weights(
         )
     with contextlib.ExitStack() as stack:
         if INDEX in folder or WEIGHTS in folder:
-            name, files_of = folder / WEIGHTS, {WEIGHTS}
+            name = folder / WEIGHTS
+            files_of = {WEIGHTS}
             if INDEX in folder:
-                name, files_of = folder / INDEX, set(_weight_map(folder, INDEX).values())
+                name = folder / INDEX
+                files_of = set(_weight_map(folder, INDEX).values())
             streams = [_open(folder, file, stack) for file in sorted(files_of)]
             homes = {tensor: stream for stream in streams for tensor in stream.keys()}
             shapes = {
@@ -137,7 +141,8 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
 
 def _load_pickles(folder: Folder) -> tuple[Path, Arrays]:
     """Returns the tensors of pytorch_model.bin, through torch's loader that runs no code."""
-    path, index = folder / PICKLE, f"{PICKLE}.index.json"
+    path = folder / PICKLE
+    index = f"{PICKLE}.index.json"
     if PICKLE not in folder and index not in folder:
         raise InputError(
             f"{folder.path} has no {WEIGHTS}, {INDEX} or {PICKLE}; copy the one that it came with"

@@ -120,7 +120,8 @@ def model_card(
     data = records.about.get("data")
     data_sets = data if isinstance(data, list) else []
     languages = {str(value_at(each, "options.language")) for each in data_sets} - {"", "nothing"}
-    model, kind = records.model, "pre-trained"
+    model = records.model
+    kind = "pre-trained"
     if records.labels or records.results:
         kind = f"fine-tuned for {records.task.replace('_', ' ')}"
     steps = f" for {records.trained['step']:,} steps" if "step" in records.trained else ""
@@ -166,7 +167,8 @@ def _model(records: Records) -> Rows:
 
 
 def _training(records: Records) -> Rows:
-    run, rows = records.run, Rows()
+    run = records.run
+    rows = Rows()
     if records.results:
         rows["objective"] = (
             f"{records.task.replace('_', ' ')}, task {records.results.get('task', '')}"

@@ -52,10 +52,12 @@ from bert_jax.text.hf_tokenizer import with_prompt_tokens
 from bert_jax.text.tokenizer import Tokenizer
 
 # of Stanford's ColBERT: the class of its models, and the layer among their tensors
-STANFORD, LAYER = "HF_ColBERT", "linear.weight"
+STANFORD = "HF_ColBERT"
+LAYER = "linear.weight"
 _METADATA = "artifact.metadata"
 _TOKENS = "token_embeddings"
-_OURS, _PYLATE = "MultiVectorEncoder", "ColBERT"
+_OURS = "MultiVectorEncoder"
+_PYLATE = "ColBERT"
 _PREFIXES = {
     QUERY: "query_prefix",
     PASSAGES[0]: "document_prefix",
@@ -146,7 +148,8 @@ def read_multi_vector(
     notes: list[str] = []
     params: Params = {}
     if MODULES in home:
-        about, where = home.object(ABOUT), home / ABOUT
+        about = home.object(ABOUT)
+        where = home / ABOUT
         layer = None
     elif layer is not None:
         about, notes = _about_of_stanford(folder, layer, model)
@@ -173,7 +176,8 @@ def read_multi_vector(
     if "Normalize" in folders:
         config = folders["Normalize"].object("config.json")
         allow(config, _OF_ALL, folders["Normalize"] / "config.json")
-    words, of_words = about.get("skiplist_words"), where
+    words = about.get("skiplist_words")
+    of_words = where
     if words is None and is_pylate:
         words = _PUNCTUATION
     if "MultiVectorMask" in folders:
@@ -247,7 +251,8 @@ def _about_of_stanford(
             raise InputError(
                 f"{where}: {option} {shown(about[option])} cannot be computed here; it can be {allowed[-1]}"
             )
-    shape, size = list(layer.shape), [about["dim"], model.hidden_size]
+    shape = list(layer.shape)
+    size = [about["dim"], model.hidden_size]
     if shape != size:
         raise InputError(
             f"{folder.path}: {LAYER} has the shape {shape}, and dim and hidden_size are {size}; copy all again"
@@ -294,7 +299,8 @@ def _lengths_of_queries(
     about: Mapping[str, Any], where: Path, length: int, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """Returns the settings of the length of queries, and of what fills them up. `length` is that of other texts."""
-    expansion, most = about.get("query_expansion"), about.get("query_length") or length
+    expansion = about.get("query_expansion")
+    most = about.get("query_length") or length
     if not expansion:
         return {"query_length": most, "query_expansion": 0}
     schema.check(expansion, _Expansion, f"{where}: query_expansion", "correct it")

@@ -204,7 +204,8 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
             raise InputError(
                 f"{ours} is a parameter of an own head or a probe, which has no name there; it stays here"
             )
-        row, array = rows[ours], np.asarray(flat[ours], np.float32)
+        row = rows[ours]
+        array = np.asarray(flat[ours], np.float32)
         names = row.names(form, config.num_stacked * is_stacked(ours))
         for part, name in zip(array if is_stacked(ours) else [array], names, strict=True):
             part = part[: config.vocab_size] if row.kind == "vocab" else part

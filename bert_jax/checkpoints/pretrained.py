@@ -217,14 +217,16 @@ class _About(TypedDict):
 
 def _load_directory(folder: Folder, workdir: Place | None) -> Pretrained:
     """Returns the model in a directory, or with its parameters from the newest checkpoint of a work directory."""
-    path, where = folder.path, folder / "config.json"
+    path = folder.path
+    where = folder / "config.json"
     about = folder.json("config.json")
     schema.check(about, _About, where, "it is damaged, or was not written here")
     with reading(str(where)):
         drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
-    task, labels = about.get("task", "pretraining"), about.get("labels", [])
+    task = about.get("task", "pretraining")
+    labels = about.get("labels", [])
     tokenizer = read_tokenizer(folder.inside("tokenizer"))
     fingerprint = tokenizer.fingerprint
     _check_tokenizer(path, fingerprint, about.get("tokenizer"))

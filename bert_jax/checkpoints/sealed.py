@@ -205,7 +205,8 @@ def newest_whole(directory: Place) -> tuple[Place, list[str]]:
     """
     problems: list[str] = []
     for _ in range(_ATTEMPTS):
-        problems, vanished = [], False
+        problems = []
+        vanished = False
         for step in reversed(checkpoint_steps(directory)):
             path = directory / f"{step:08d}"
             problem = find_damage(path)

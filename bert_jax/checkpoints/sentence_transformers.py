@@ -27,7 +27,8 @@ from bert_jax.storage.folder import Folder, open_folder
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer
 
-ABOUT, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
+ABOUT = "config_sentence_transformers.json"
+LENGTH = "sentence_bert_config.json"
 _LENGTHS = (
     LENGTH,
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")),
@@ -55,7 +56,8 @@ ACTIVATIONS = {
     "none": "torch.nn.modules.linear.Identity",
 }
 # names of prompts; of passages the first that has a text
-QUERY, PASSAGES = "query", ("document", "passage", "corpus")
+QUERY = "query"
+PASSAGES = ("document", "passage", "corpus")
 ALONE = f"to use its model alone, remove {MODULES} from a copy"
 
 # The options of each module, and the values that are computed here; () is read below.
@@ -102,7 +104,8 @@ def read_pipeline(folder: Folder, model: ModelConfig, lowercase: bool) -> Pipeli
     home = home_of(folder)
     if MODULES not in home:
         return None
-    about, where = home.object(ABOUT), home / ABOUT
+    about = home.object(ABOUT)
+    where = home / ABOUT
     modules = modules_of(home, folder)
     kinds = [kind for kind, _ in modules]
     if about.get("model_type") == "CrossEncoder" and kinds == ["Transformer"]:
@@ -150,7 +153,8 @@ def home_of(folder: Folder) -> Folder:
 
 def modules_of(home: Folder, of_model: Folder) -> list[tuple[str, Folder]]:
     """Returns the kind and the folder of each module, one without files where there is none."""
-    path, modules = home / MODULES, []
+    path = home / MODULES
+    modules = []
     with reading(str(path)):
         listed = [(module["type"], module["path"]) for module in home.json(MODULES)]
     for kind, place in listed:
@@ -225,7 +229,8 @@ def read_reranker(
             f"default_prompt_name {shown(about['default_prompt_name'])} is not kept; write it before the texts"
         )
     name = next((name for name in given if name.startswith("torch.")), "")
-    activation, because = _activation(name), "as its files say"
+    activation = _activation(name)
+    because = "as its files say"
     if name and activation in ("", "gelu"):
         raise InputError(
             f"{folder.path}: the activation {shown(name)} cannot be computed here; use torch.nn.Identity"
@@ -240,7 +245,8 @@ def read_reranker(
         activation = "none"
         because = "its problem_type is regression; CrossEncoder would give its sigmoid"
     elif not name:
-        activation, because = "sigmoid", "by default"
+        activation = "sigmoid"
+        because = "by default"
     what = "output" if activation == "none" else f"{activation} of the output"
     notes.append(f"the number that is predicted is the {what}, {because}")
     length = read_length(folder, model, lowercase)
@@ -266,7 +272,8 @@ def _activation(name: object) -> str:
 def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> None:
     """Writes the modules around the model that is in a directory, of whose `params` the projection is one's own."""
     embedding = settings.embedding
-    poolings, size = embedding.poolings(), embedding.projection_size
+    poolings = embedding.poolings()
+    size = embedding.projection_size
     pooling: JsonObject = {old: ours in poolings for old, ours in _OLD.items()}
     pooling["word_embedding_dimension"] = len(params["encoder"]["embeddings"]["norm"]["scale"])
     # an order that versions before 6 do not know
@@ -327,7 +334,8 @@ def write_about(
 
 def read_prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prompts, and notes."""
-    prompts, default = about.get("prompts") or {}, about.get("default_prompt_name")
+    prompts = about.get("prompts") or {}
+    default = about.get("default_prompt_name")
     schema.check(prompts, dict[str, str | None], f"{where}: prompts", "correct them")
     if default not in (None, QUERY, PASSAGES[0], *prompts):
         raise InputError(
@@ -378,7 +386,8 @@ def read_dense(
     activation = _activation(given)
     if activation in ("", "sigmoid"):
         raise cannot(where, "activation_function", given)
-    tensors, size = read_tensors(folder), about.get("out_features")
+    tensors = read_tensors(folder)
+    size = about.get("out_features")
     shapes = {"linear.weight": (size, input_size), "linear.bias": (size,)}
     if about.get("bias") is False:
         del shapes["linear.bias"]

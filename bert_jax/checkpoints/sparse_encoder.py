@@ -50,8 +50,10 @@ _TYPES = (
     "(Transformer|MLMTransformer|SpladePooling|SparseStaticEmbedding|Router|Asym)"
 )
 _OURS = r"SpladePooling|SparseStaticEmbedding|MLMTransformer|Router|Asym"
-_ROUTES, _OLD_ROUTES = "router_config.json", "config.json"
-_QUERIES, _PASSAGES = "query", "document"
+_ROUTES = "router_config.json"
+_OLD_ROUTES = "config.json"
+_QUERIES = "query"
+_PASSAGES = "document"
 _SIZES = ("word_embedding_dimension", "embedding_dimension")
 _POOLING = {
     "pooling_strategy": (None, "max", "sum"),
@@ -95,7 +97,8 @@ def read_sparse(home: Folder, model: ModelConfig, tokenizer: Tokenizer) -> Pipel
         return None
     passages, queries = _routes(home)
     transformer, pooling = passages
-    about, where = home.object(ABOUT), home / ABOUT
+    about = home.object(ABOUT)
+    where = home / ABOUT
     allow(about, {"model_type": (None, "SparseEncoder")}, where)
     prompts, notes = read_prompts(about, where)
     if about.get("similarity_fn_name") not in (None, "dot"):
@@ -155,7 +158,8 @@ def _routes(home: Folder) -> _Routes:
 def _routes_of(folder: Folder) -> _Routes:
     """Returns the routes of a Router."""
     name = _ROUTES if _ROUTES in folder else _OLD_ROUTES
-    where, about = folder / name, folder.object(name)
+    where = folder / name
+    about = folder.object(name)
     kinds = {
         "types": dict[str, str],
         "structure": dict[str, list[str]],

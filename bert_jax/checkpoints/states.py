@@ -110,7 +110,8 @@ class Checkpoints:
         about: Mapping[str, object] | None = None,
     ) -> None:
         self.directory = directory.absolute()
-        self.keep_last, self.keep_best = keep_last, keep_best
+        self.keep_last = keep_last
+        self.keep_best = keep_best
         self._about = dict(about or {})
         self._sealing: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -387,7 +388,8 @@ class Checkpoints:
         for step in self._sealed():
             with contextlib.suppress(InputError, AttributeError, KeyError, TypeError, ValueError):
                 about = read_seal(self._path(step))
-                phase, metric = about.get("phase", 0), about["metric"]
+                phase = about.get("phase", 0)
+                metric = about["metric"]
                 if isinstance(metric, (int, float)) and math.isfinite(metric):
                     ranks[step] = (-int(phase), metric)
         return ranks

@@ -26,7 +26,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import read_tokenizer, read_vocabulary
 
 _CONFIG_NAME = "bert_config.json"
-_VOCAB_NAME, _STATE_NAME = "vocab.txt", "checkpoint"
+_VOCAB_NAME = "vocab.txt"
+_STATE_NAME = "checkpoint"
 # the key for settings that Google's format lacks; versions up to 0.3 wrote such directories
 _OURS = "bert_jax"
 
@@ -35,7 +36,8 @@ _SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "layer
 _USUAL_TYPES = 16
 # In Google's files, and read by nobody.
 _IDLE = r"directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_per_head|type)"
-_LOWER, _CASED = re.compile(r"uncased|(chinese|multilingual)_L-\d"), re.compile("cased")
+_LOWER = re.compile(r"uncased|(chinese|multilingual)_L-\d")
+_CASED = re.compile("cased")
 
 
 def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
@@ -61,7 +63,8 @@ def load_tf1(folder: Folder, checkpoint: str = "") -> Imported:
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
     notes += find_not_finite(params, index_path(prefix))
     with files.reading(str(where)):
-        ours, present = settings.get(_OURS, {}), parts_of(params)
+        ours = settings.get(_OURS, {})
+        present = parts_of(params)
         task = head_of(str(ours.get("task", "")), present).name
         labels = tuple(map(str, ours.get("labels", ())))
     if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
@@ -95,7 +98,9 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
     # what Google's code has where the file says nothing
     values: JsonObject = {"type_vocab_size": _USUAL_TYPES}
     values |= {name: settings[theirs] for name, theirs in _SETTINGS.items() if theirs in settings}
-    given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []
+    given = settings.get("hidden_act", "gelu")
+    ours = settings.get(_OURS, {})
+    notes = []
     if not isinstance(given, str) or given.lower() != "gelu":
         raise InputError(f"{where}: hidden_act is {shown(given)}; it can be gelu")
     if "activation" not in ours:

@@ -56,7 +56,8 @@ def check_start(config: ResolvedConfig, start: Pretrained, tokenizer: Tokenizer)
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that the objective needs and no others; `notes` lists the random ones."""
-    key, given = root_key(seed, "parameters"), start.params
+    key = root_key(seed, "parameters")
+    given = start.params
     shapes = jax.eval_shape(objective.init, key)
     # one block before all logits
     if start.config.block.of_tokens and "mlm" in given and "mlm" not in shapes:
@@ -75,7 +76,8 @@ def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     fresh = jax.jit(missing)(key)
     encoder = {name: (fresh["encoder"] | given["encoder"])[name] for name in shapes["encoder"]}
     params = {name: (fresh | given)[name] for name in shapes} | {"encoder": encoder}
-    present, wanted = parts_of(given), parts_of(shapes)
+    present = parts_of(given)
+    wanted = parts_of(shapes)
     notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]
     notes += [f"its {part} is not used" for part in present if part not in wanted]
     return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))
