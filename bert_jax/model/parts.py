@@ -190,10 +190,11 @@ def _activate_forward(name: str, inputs: jax.Array) -> tuple[jax.Array, tuple[ja
 def _activate_backward(
     name: str, saved: tuple[jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, ...]:
-    # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
-    again = jax.lax.platform_dependent(
-        saved, cuda=jax.lax.optimization_barrier, default=lambda arrays: arrays
-    )
+    # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory. CPUs keep it
+    # in float32, as they did in versions before.
+    barrier = jax.lax.optimization_barrier
+    on_cpu = {"cpu": barrier} if saved[0].dtype == jnp.bfloat16 else {}
+    again = jax.lax.platform_dependent(saved, cuda=barrier, default=lambda arrays: arrays, **on_cpu)
     _, pull_back = jax.vjp(functools.partial(_activation, name), *again)
     return pull_back(gradient)
 

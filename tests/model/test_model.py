@@ -384,15 +384,15 @@ def test_dropout_of_the_encoder_needs_a_key():
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_activations_of_bfloat16_are_rounded_once(activation):
-    inputs, bias, gradient = np.random.default_rng(0).normal(size=(3, 1000)).astype("bfloat16")
+    inputs, gradient = np.random.default_rng(0).normal(size=(2, 1000)).astype("bfloat16")
 
     def wide(inputs):
         return ACTIVATIONS[activation](jnp.asarray(inputs, jnp.float32))
 
-    def both(inputs, bias, gradient):
-        ours, of_ours = jax.vjp(lambda each: activate(activation, each), inputs + bias)
-        exact, of_exact = jax.vjp(wide, inputs + bias)
+    def both(inputs, gradient):
+        ours, of_ours = jax.vjp(lambda each: activate(activation, each), inputs)
+        exact, of_exact = jax.vjp(wide, inputs)
         return (ours, of_ours(gradient)[0]), (exact, of_exact(gradient.astype(jnp.float32))[0])
 
-    for ours, exact in zip(*computed(both, inputs, bias, gradient)):
+    for ours, exact in zip(*computed(both, inputs, gradient)):
         np.testing.assert_array_equal(ours, exact.astype("bfloat16"))
