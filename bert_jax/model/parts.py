@@ -110,8 +110,14 @@ class Norm(nn.Module):
 
         scale = param("scale", nn.initializers.ones)
         bias = param("bias", nn.initializers.zeros) if config.norm_bias else None
-        how = (config.norm_kind == "layer", config.layer_norm_epsilon, config.wide_dtype)
-        return normalize(*how, inputs, scale, bias)
+        return normalize(
+            config.norm_kind == "layer",
+            config.layer_norm_epsilon,
+            config.wide_dtype,
+            inputs,
+            scale,
+            bias,
+        )
 
 
 def layer_norm(config: ModelConfig) -> Norm:
@@ -124,7 +130,10 @@ def _mean_and_factor(centers: bool, epsilon: float, wide: jax.Array) -> tuple[ja
 
     The fast variance E[x^2] - E[x]^2 is not used: rounding can make it negative, and epsilon is only 1e-12.
     """
-    mean = jnp.mean(wide, axis=-1, keepdims=True) if centers else jnp.zeros_like(wide[..., :1])
+    if centers:
+        mean = jnp.mean(wide, axis=-1, keepdims=True)
+    else:
+        mean = jnp.zeros_like(wide[..., :1])
     variance = jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True)
     return mean, jax.lax.rsqrt(variance + epsilon)
 
@@ -156,11 +165,17 @@ def _normalize_backward(
     along = normed * jnp.mean(scaled * normed, axis=-1, keepdims=True)
     if centers:
         along += jnp.mean(scaled, axis=-1, keepdims=True)
-    of_inputs = ((scaled - along) * factor).astype(inputs.dtype)
+    of_inputs = (scaled - along) * factor
     over_rows = {"axis": range(inputs.ndim - 1), "keepdims": True}
-    of_scale = jnp.sum(gradient * normed, **over_rows).astype(scale.dtype)
-    of_bias = None if bias is None else jnp.sum(gradient, **over_rows).astype(bias.dtype)
-    return of_inputs, of_scale, of_bias
+    of_scale = jnp.sum(gradient * normed, **over_rows)
+    of_bias = None
+    if bias is not None:
+        of_bias = jnp.sum(gradient, **over_rows).astype(bias.dtype)
+    return (
+        of_inputs.astype(inputs.dtype),
+        of_scale.astype(scale.dtype),
+        of_bias,
+    )
 
 
 @with_rule(_normalize_forward, _normalize_backward, static=3)
@@ -192,9 +207,14 @@ def _activate_backward(
 ) -> tuple[jax.Array, ...]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory. CPUs keep it
     # in float32, as they did in versions before.
-    barrier = jax.lax.optimization_barrier
-    on_cpu = {"cpu": barrier} if saved[0].dtype == jnp.bfloat16 else {}
-    again = jax.lax.platform_dependent(saved, cuda=barrier, default=lambda arrays: arrays, **on_cpu)
+    barriers = {"cuda": jax.lax.optimization_barrier}
+    if saved[0].dtype == jnp.bfloat16:
+        barriers["cpu"] = jax.lax.optimization_barrier
+    again = jax.lax.platform_dependent(
+        saved,
+        default=lambda arrays: arrays,
+        **barriers,
+    )
     _, pull_back = jax.vjp(functools.partial(_activation, name), *again)
     return pull_back(gradient)
 
@@ -233,12 +253,14 @@ class Dropout(nn.Module):
             return inputs
         # Halved along the tokens: that axis is never sharded, and columns are lanes of the vector unit.
         axis = inputs.ndim - 2 if inputs.ndim > 2 else 1
-        before, size, after = inputs.shape[:axis], inputs.shape[axis], inputs.shape[axis + 1 :]
+        before, after = inputs.shape[:axis], inputs.shape[axis + 1 :]
+        size = inputs.shape[axis]
         draw = bits_of_rows if self.of_rows else jax.random.bits
         half = -(-size // 2)
         bits = draw(self.make_rng("dropout"), (*before, half, *after))
         # Two bits of a byte say which of both are kept, so half a byte for each number is written to memory.
-        low, high = (bits & 0xFFFF) < kept, (bits >> 16) < kept
+        low = (bits & 0xFFFF) < kept
+        high = (bits >> 16) < kept
         pairs = low.astype(jnp.uint8) + 2 * high.astype(jnp.uint8)
 
         def keep(inputs: jax.Array, pairs: jax.Array) -> jax.Array:
