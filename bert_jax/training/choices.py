@@ -100,8 +100,8 @@ def choose_update(config: PretrainConfig, mesh: Mesh) -> PretrainConfig:
     """Returns the settings with `train.zero1` on where it is open and several accelerators are all along "data".
 
     Each of them then updates a part of the parameters in place of all. TPUs do so where layers are a loop: libtpu makes
-    whole sums of gradients all the same and cuts them afterwards, so that more is sent than without, and only a large
-    model wins more by what it no longer reads and writes (docs/planner.md). On CPUs nobody measured a gain.
+    whole sums of gradients all the same and cuts them afterwards, so that more is sent than without. A large model wins
+    more by what it no longer reads and writes, BERT-Base does not (docs/planner.md). On CPUs nobody measured a gain.
     """
     if config.train.zero1 != "auto":
         return config
