@@ -99,7 +99,8 @@ class Batch(NamedTuple):
 
 
 # Marks of a token: no token attends to it; its vector is not compared with others.
-UNSEEN, UNSCORED = 1, 2
+UNSEEN = 1
+UNSCORED = 2
 
 
 class Row(NamedTuple):

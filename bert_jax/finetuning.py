@@ -94,7 +94,10 @@ def finetune(
     inputs = fit_into_memory(open_task(config, Own(task, head)), mesh, memory_of(mesh))
     start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     training = Finetuning(inputs, start, mesh, workdir)
-    config, made, data, train = inputs.config, inputs.task, inputs.data, inputs.train
+    config = inputs.config
+    made = inputs.task
+    data = inputs.data
+    train = inputs.train
 
     unused = [start]  # until it is known whether the run needs it
     del start
@@ -149,7 +152,10 @@ def finetune(
 
 def fit_into_memory(inputs: TaskInputs, mesh: Mesh, limit: float) -> TaskInputs:
     """Returns the inputs with the rematerialization and the microbatches that fit into `limit` bytes of a device."""
-    config, model, train, task = inputs.config, inputs.model, inputs.train, inputs.task
+    config = inputs.config
+    model = inputs.model
+    train = inputs.train
+    task = inputs.task
     row = RowShape(config.task.max_seq_length, sequences=1, predictions=0, bytes=0)
     batches = Batches(config.data.batch_size, config.train.accumulate, row)
     # its shapes do not depend on what is computed again
@@ -181,7 +187,8 @@ def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
 
 def batching_of(inputs: TaskInputs, group: int, pack: str) -> Batching:
     """Returns how the training batches of a run are made; `group` and `pack` are those of `choose_batching`."""
-    rows, apart = inputs.data.train.rows, inputs.task.head.needs_whole_batch
+    rows = inputs.data.train.rows
+    apart = inputs.task.head.needs_whole_batch
     return choose_batching(
         rows, inputs.config.data, inputs.model, group, pack, inputs.train.num_steps, apart
     )
@@ -194,9 +201,16 @@ class Finetuning(Training):
     """
 
     def __init__(self, inputs: TaskInputs, start: Pretrained, mesh: Mesh, workdir: Place) -> None:
-        config, task, data, model = inputs.config, inputs.task, inputs.data, inputs.model
-        train, rows = inputs.train, inputs.data.train.rows
-        self.inputs, self.config, self.model, self.mesh = inputs, config, model, mesh
+        config = inputs.config
+        task = inputs.task
+        data = inputs.data
+        model = inputs.model
+        train = inputs.train
+        rows = inputs.data.train.rows
+        self.inputs = inputs
+        self.config = config
+        self.model = model
+        self.mesh = mesh
         self.tokenizer = inputs.start.tokenizer
         batches = (config.data.batch_size, train.microbatches), (_eval_rows(config), 1)
         check_divisible(mesh, model, *batches)
@@ -247,9 +261,15 @@ class TaskStage(Stage):
         mesh: Mesh,
         infer: Inference,
     ) -> None:
-        config, task = inputs.config, inputs.task
-        self.inputs, self.batching, self.mesh, self.infer = inputs, batching, mesh, infer
-        self.objective, self.optimizer, self.train = objective, config.optimizer, inputs.train
+        config = inputs.config
+        task = inputs.task
+        self.inputs = inputs
+        self.batching = batching
+        self.mesh = mesh
+        self.infer = infer
+        self.objective = objective
+        self.optimizer = config.optimizer
+        self.train = inputs.train
         epoch_steps = batching.num_steps(len(inputs.data.train.rows))
         self.pace = pace_of(
             config,
@@ -271,11 +291,13 @@ class TaskStage(Stage):
         self.taught = learnt_from(config.teacher, teaching)
 
     def batches(self, taken: int) -> Iterator[Batch]:
-        rows, head = self.inputs.data.train.rows, self.inputs.task.head
+        rows = self.inputs.data.train.rows
+        head = self.inputs.task.head
         return self.taught(train_batches(rows, head, taken, self.batching, self.mesh))
 
     def evaluation(self) -> Evaluation | None:
-        task, splits = self.inputs.task, self.inputs.data.evaluation
+        task = self.inputs.task
+        splits = self.inputs.data.evaluation
         size = _eval_rows(self.inputs.config)
 
         def evaluation(
@@ -300,7 +322,8 @@ def finish(
 
     If the task tunes settings, such as a threshold, the metrics are those after tuning.
     """
-    task, data = inputs.task, inputs.data
+    task = inputs.task
+    data = inputs.data
     size = _eval_rows(inputs.config)
 
     def keep(split: Split, predictions: list[Prediction]) -> None:
@@ -317,7 +340,8 @@ def finish(
 
 def finetuned_model(inputs: TaskInputs, task: Task, params: Params) -> Pretrained:
     """Returns the model of a task, with tokenizer, labels and settings for prediction."""
-    head, settings = task.head.saved_as or task.head.name, to_dict(task.as_saved())
+    head = task.head.saved_as or task.head.name
+    settings = to_dict(task.as_saved())
     return Pretrained(
         inputs.model,
         params,

@@ -59,7 +59,8 @@ def pretrain(
     config = choose_update(config, mesh)
     corpora = open_corpora(config, mesh)
     training = Pretraining(corpora, mesh)
-    objective, params = training.stages[0].objective, training.abstract.params
+    objective = training.stages[0].objective
+    params = training.abstract.params
     load = partial(load_start, corpora.config, objective, training.tokenizer, params)
     with open_run(training, workdir, load, started) as run:
         result = run_stages(run, training)
@@ -72,8 +73,12 @@ class Pretraining(Training):
     """A run of pre-training. Raises: InputError if its batches do not divide over the mesh."""
 
     def __init__(self, corpora: Corpora, mesh: Mesh) -> None:
-        config, phases, self.corpora = corpora.config, corpora.phases, corpora
-        self.config, self.model, self.tokenizer = config, config.model, corpora.tokenizer
+        config = corpora.config
+        phases = corpora.phases
+        self.corpora = corpora
+        self.config = config
+        self.model = config.model
+        self.tokenizer = corpora.tokenizer
         batches = [batch for opened in phases for batch in opened.phase.batches]
         for model in config.models:
             check_divisible(mesh, model, *batches)
@@ -122,9 +127,14 @@ class PhaseStage(Stage):
     def __init__(
         self, opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState
     ) -> None:
-        phase, self.opened, self.mesh, self.abstract = opened.phase, opened, mesh, abstract
-        self.config, self.objective = phase.config, opened.objective
-        self.optimizer, self.train = phase.config.optimizer, phase.train
+        phase = opened.phase
+        self.opened = opened
+        self.mesh = mesh
+        self.abstract = abstract
+        self.config = phase.config
+        self.objective = opened.objective
+        self.optimizer = phase.config.optimizer
+        self.train = phase.train
         self.num_phases = len(corpora.phases)
         self.pace = pace_of(
             phase.config,
@@ -133,7 +143,8 @@ class PhaseStage(Stage):
             break_off=True,
             keep_at=corpora.revisions,
         )
-        self.first_step, self.schedule_start = phase.first_step, phase.schedule_start
+        self.first_step = phase.first_step
+        self.schedule_start = phase.schedule_start
         self.resets_moments = phase.resets_moments
         teaching = Teaching(
             mesh,
@@ -147,7 +158,8 @@ class PhaseStage(Stage):
         self.taught = learnt_from(phase.config.teacher, teaching)
 
     def batches(self, taken: int) -> Iterator[Batch]:
-        data, rows_before = self.config.data, self.opened.rows_before
+        data = self.config.data
+        rows_before = self.opened.rows_before
         rows = self.opened.dataset.train
         return self.taught(
             train_batches(rows, taken, data.batch_size, data.seed, self.mesh, rows_before)

@@ -198,7 +198,8 @@ def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome
     score = result.metrics.get(result.metric, math.nan)
     unmeasured = not result.metrics and result.step > 0  # there was nothing to evaluate on
     degenerate = not unmeasured and not score > result.constant.get(result.metric, -math.inf)
-    rate, seed = config.optimizer.learning_rate, config.train.seed
+    rate = config.optimizer.learning_rate
+    seed = config.train.seed
     return Outcome(name, seed, rate, score, result.step, round(result.seconds, 1), degenerate)
 
 

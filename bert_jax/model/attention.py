@@ -135,7 +135,8 @@ def rotate(
     rather than neighbours are pairs, as in GPT-NeoX and transformers.
     """
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos = jnp.cos(angles)
+    sin = jnp.sin(angles)
     heads = widened(array).reshape(*array.shape[:2], array.shape[2] // head_size, head_size)
     first, second = jnp.split(heads, 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -127,7 +127,8 @@ class Attention(nn.Module):
 
         `is_global` says whether the layer sees whole sequences, and not windows.
         """
-        config, probabilities = self.config, None
+        config = self.config
+        probabilities = None
         dense = functools.partial(Dense, config, has_bias=config.layer_bias)
         sizes = {"query": config.hidden_size, "key": config.key_size, "value": config.key_size}
         projections = {name: dense(size, name=name) for name, size in sizes.items()}
@@ -152,7 +153,8 @@ class Attention(nn.Module):
             query, key, value = (array.reshape(heads) for array in (query, key, value))
             dropout = Dropout(config.attention_dropout_rate)
             drop = functools.partial(dropout, deterministic=deterministic)
-            attends, precision = sight.mask(is_global), config.matmul_precision
+            attends = sight.mask(is_global)
+            precision = config.matmul_precision
             bias = None
             if biases is not None:
                 bias = bias_of_scores(biases, query, key, precision=precision)
@@ -207,12 +209,14 @@ class Pooler(nn.Module):
     @nn.compact
     def __call__(self, vectors: jax.Array, deterministic: bool) -> jax.Array:
         """Returns [..., H] of vectors [..., H]."""
-        config, block = self.config, self.config.block
+        config = self.config
+        block = self.config.block
         if not block.activation:
             return vectors
         if block.dropout:
             vectors = Dropout(config.hidden_dropout_rate)(vectors, deterministic)
-        size, stddev = config.hidden_size, config.output_stddev
+        size = config.hidden_size
+        stddev = config.output_stddev
         dense = Dense(config, size, has_bias=config.dense_bias, stddev=stddev)
         nn.share_scope(self, dense)
         pooled = dense(vectors)
@@ -277,7 +281,8 @@ class Encoder(nn.Module):
             stream, (kept, attentions) = scan(Layer(config, name="layers"), stream, None)
             kept, attentions = by_layer(config, (kept, attentions))
 
-        hidden, pooled = stream.hidden, None
+        hidden = stream.hidden
+        pooled = None
         if self.pool:
             late = config.pooling == "late" and not self.pool_tokens
             first = self.pool_tokens or late  # each token passes through the pooler

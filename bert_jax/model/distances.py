@@ -29,7 +29,8 @@ class Distances(nn.Module):
     @nn.compact
     def __call__(self, length: int) -> DistanceTable:
         """Returns the rows that rows of `length` tokens need, float32."""
-        config, farthest = self.config, self.config.farthest_distance
+        config = self.config
+        farthest = self.config.farthest_distance
         size = 2 * (config.distance_buckets or farthest)
         initial = truncated_normal(config.initializer_stddev)
         shape = (size, config.hidden_size)
@@ -37,7 +38,8 @@ class Distances(nn.Module):
         rows = rows_of_distances(config.distance_buckets, farthest)
         if isinstance(length, int):  # no number in an exported program
             reach = min(length - 1, farthest)
-            first, last = rows[farthest - reach], rows[farthest + reach]
+            first = rows[farthest - reach]
+            last = rows[farthest + reach]
             vectors, rows = vectors[first : last + 1], np.clip(rows, first, last) - first
         vectors = layer_norm(config)(vectors) if config.distance_norm else vectors
         return DistanceTable(jnp.asarray(rows, jnp.int32), vectors)
@@ -79,12 +81,14 @@ def vectors_of_layer(
             return None
         project = projections[name]
         if not config.distance_shared:
-            size, has_bias = config.hidden_size, config.layer_bias
+            size = config.hidden_size
+            has_bias = config.layer_bias
             project = Dense(config, size, has_bias=has_bias, name=f"distance_{name}")
         scaled = project(vectors) * jnp.asarray(factor, vectors.dtype)
         return scaled.reshape(-1, config.num_heads, config.head_size)
 
     of_scores = config.head_size**-0.5  # `attend` scales its own product alone
-    of_queries, of_keys = projected("key", of_scores), projected("query", of_scores * scale)
+    of_queries = projected("key", of_scores)
+    of_keys = projected("query", of_scores * scale)
     scaled = query * jnp.asarray(scale, query.dtype)
     return scaled, DistanceVectors(table.rows, of_queries, of_keys)

@@ -19,7 +19,8 @@ def forward_flops(
     so that padding does not count as useful work. A local layer has the scores of its window, those at the ends of
     sequences too.
     """
-    hidden, width = model.hidden_size, model.embedding_width
+    hidden = model.hidden_size
+    width = model.embedding_width
     feed_forward = (
         (3 if model.feed_forward == "gated" else 2) * 2 * hidden * model.intermediate_size
     )

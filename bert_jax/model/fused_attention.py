@@ -135,7 +135,8 @@ def fused_attention(
     if not use_kernels or (window and not _fitting(shape, query, interpret)):
         plain = jax.checkpoint(functools.partial(_plain, shape))
         return checkpoint_name(plain(*arrays, biases=biases), SAVED)
-    mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
+    mesh = jax.sharding.get_abstract_mesh()
+    tensor = MESH_AXES["heads"]
     divided = num_row_shards() * mesh.shape.get(tensor, 1)
     if mesh.empty:
         alone = interpret or jax.device_count() == 1

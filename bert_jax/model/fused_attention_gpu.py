@@ -49,7 +49,9 @@ class Launch(NamedTuple):
 
 
 # Hopper's matrix unit takes 64 rows of the left operand: of queries in the first two, of keys in the third.
-FORWARD, OF_QUERIES, OF_KEYS = Launch(64, 32), Launch(64, 32), Launch(32, 64)
+FORWARD = Launch(64, 32)
+OF_QUERIES = Launch(64, 32)
+OF_KEYS = Launch(32, 64)
 
 
 def fits(shape: AttentionShape, array: jax.Array) -> bool:
@@ -241,7 +243,9 @@ def attention_keys(
     """Writes the gradients of a block of keys and of values. Scores are [keys, queries] here."""
     number = pl.program_id(0)
     columns = pl.ds(number * launch.keys, launch.keys)
-    own_keys, own_values, own_ids = key[columns, :], value[columns, :], ids[columns]
+    own_keys = key[columns, :]
+    own_values = value[columns, :]
+    own_ids = ids[columns]
 
     def add(block, sums, chosen):
         pair = _Pair(shape, launch, ids, keys, block * launch.queries, transposed=True)
@@ -249,7 +253,8 @@ def attention_keys(
         summed_key, summed_value = sums
         for half in chosen:
             rows = pair.places[half]
-            queries, of_context = query[rows, :], gradient[rows, :]
+            queries = query[rows, :]
+            of_context = gradient[rows, :]
             scores, sees = pair.scores(half, dot(shape, own_keys, queries, 1, 1), own_ids, number)
             raised = jnp.exp2(scores - logs[rows][None, :])
             dropped = jnp.where(keeps[half], raised, 0.0) if shape.drops else raised
@@ -304,7 +309,8 @@ def _blocks_in_sight(
     the blocks are those from the first to the last token whose id lies between the least and the largest of `own`.
     """
     offset, size = half
-    least, largest = jnp.min(jnp.where(own > 0, own, jnp.iinfo(jnp.int32).max)), jnp.max(own)
+    least = jnp.min(jnp.where(own > 0, own, jnp.iinfo(jnp.int32).max))
+    largest = jnp.max(own)
     # a block of Triton has a power of 2 of numbers
     part = math.gcd(size, _IDS_AT_ONCE)
 
@@ -340,9 +346,13 @@ class _Pair:
     def __init__(
         self, shape: AttentionShape, launch: Launch, ids, keys, start, *, transposed: bool = False
     ):
-        self.shape, self.launch, self.size, self.start = shape, launch, ids.shape[0], start
+        self.shape = shape
+        self.launch = launch
+        self.size = ids.shape[0]
+        self.start = start
         self.places = [pl.ds(start + half * (self.size // 2), launch.queries) for half in (0, 1)]
-        self.first, self.second = keys[0], keys[1]
+        self.first = keys[0]
+        self.second = keys[1]
         self.axis = 1 if transposed else 0  # of queries
         self.block = (launch.keys, launch.queries) if transposed else (launch.queries, launch.keys)
         self.all_ids = ids

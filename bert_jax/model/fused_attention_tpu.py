@@ -166,7 +166,8 @@ def _backward_kernel(
         probabilities, sees = head.probabilities(
             queries_ids[row], keys_ids[row], query[row], key[row]
         )
-        drop, of_context = head.dropout(keys, row), head.own(gradient[row])
+        drop = head.dropout(keys, row)
+        of_context = head.own(gradient[row])
         head.write(
             of_value, row, dot(shape, drop(probabilities).astype(value.dtype), of_context, 0, 0)
         )
@@ -202,7 +203,8 @@ class _Head:
     """One head of the rows of a block, inside a kernel."""
 
     def __init__(self, shape: AttentionShape, query):
-        self.shape, self.size = shape, query.shape[1]
+        self.shape = shape
+        self.size = query.shape[1]
         self.in_tile = pl.program_id(2)
         # of its keys of dropout
         self.place = 2 * (pl.program_id(1) * _heads_of_a_tile(shape) + self.in_tile)

@@ -78,7 +78,8 @@ def scan_groups(
 
     `run` returns both for one layer; it is given whether the layer is global, its part of `stacks`, and the carry.
     """
-    size, length = config.global_every, config.num_layers
+    size = config.global_every
+    length = config.num_layers
     whole = length - length % size
 
     def of_group(carry: Carry, group: PyTree) -> tuple[Carry, PyTree]:

@@ -336,7 +336,8 @@ def _rank_in_sequence(
     Ties go to the earlier token. All pairs are compared: L is small, and a fused reduction is faster than a sort.
     """
     index = jnp.arange(scores.shape[1])
-    mine, other = scores[:, :, None], scores[:, None, :]
+    mine = scores[:, :, None]
+    other = scores[:, None, :]
     before = (other < mine) | ((other == mine) & (index[None, None, :] < index[None, :, None]))
     same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
     return jnp.sum(before & same & candidates[:, None, :], axis=-1)

@@ -116,8 +116,11 @@ class PretrainingObjective(Objective):
         next_sentence: bool = True,
         teacher: TeacherConfig = NO_TEACHER,
     ) -> None:
-        self.model, self.masking, self.teacher = model, masking, teacher
-        self.mask_id, self.never_predicted = mask_id, never_predicted
+        self.model = model
+        self.masking = masking
+        self.teacher = teacher
+        self.mask_id = mask_id
+        self.never_predicted = never_predicted
         self.next_sentence = next_sentence
         self.unused = () if next_sentence else ("encoder/pooler", "next_sentence")
 
@@ -168,7 +171,10 @@ class TaskObjective(Objective):
         num_outputs: int = 0,
         teacher: TeacherConfig = NO_TEACHER,
     ) -> None:
-        self.model, self.head, self.num_outputs, self.teacher = model, head, num_outputs, teacher
+        self.model = model
+        self.head = head
+        self.num_outputs = num_outputs
+        self.teacher = teacher
         self.needs_whole_batch = head.needs_whole_batch
 
     def init(self, key: jax.Array) -> Params:
@@ -191,7 +197,8 @@ class TaskObjective(Objective):
         return forward(self.model, params, batch, self.head, dropout_key, self.num_outputs)
 
     def losses_of(self, outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
-        head, teacher = self.head, self.teacher
+        head = self.head
+        teacher = self.teacher
         weights = head.weights(batch)
         if batch.teacher is not None and head.is_guided:
             return head.guided_losses(outputs, batch.teacher, batch, weights)
@@ -255,7 +262,8 @@ def _on_any_mesh(
     """
     if not has_explicit_axes():
         return apply(params, batch, rngs)
-    axis, num_rows = axis_of_rows(batch.token_ids), len(batch.token_ids)
+    axis = axis_of_rows(batch.token_ids)
+    num_rows = len(batch.token_ids)
 
     def divided(output: jax.ShapeDtypeStruct) -> PartitionSpec:
         if output.shape[:1] == (num_rows,):
@@ -298,7 +306,8 @@ def forward(
     if not num_outputs and "classifier" in params:
         num_outputs = params["classifier"]["bias"].shape[0]
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    module, deterministic = Model(config, head, num_outputs), dropout_key is None
+    module = Model(config, head, num_outputs)
+    deterministic = dropout_key is None
 
     def apply(params: Params, batch: Batch, rngs: dict[str, jax.Array]) -> Any:
         return module.apply({"params": params}, batch, deterministic, rngs=rngs)

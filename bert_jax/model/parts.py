@@ -34,7 +34,8 @@ def words_table(config: ModelConfig, name: str) -> nn.Embed:
     initial = functools.partial(
         padded_normal, stddev=config.initializer_stddev, size=config.vocab_size
     )
-    size, width = config.padded_vocab_size, config.embedding_width
+    size = config.padded_vocab_size
+    width = config.embedding_width
     return nn.Embed(size, width, embedding_init=initial, name=name)
 
 
@@ -75,7 +76,8 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns [..., features] of inputs [..., in]."""
-        config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
+        config = self.config
+        dtype = jnp.dtype(self.config.compute_dtype)
         initial = truncated_normal(
             config.initializer_stddev if self.stddev is None else self.stddev
         )
@@ -102,7 +104,8 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns [..., H] of inputs [..., H], in `ModelConfig.wide_dtype`."""
-        config, size = self.config, inputs.shape[-1:]
+        config = self.config
+        size = inputs.shape[-1:]
         for_all = (1,) * (inputs.ndim - 1) + size
 
         def param(name: str, initial: jax.nn.initializers.Initializer) -> jax.Array:
@@ -253,7 +256,8 @@ class Dropout(nn.Module):
             return inputs
         # Halved along the tokens: that axis is never sharded, and columns are lanes of the vector unit.
         axis = inputs.ndim - 2 if inputs.ndim > 2 else 1
-        before, after = inputs.shape[:axis], inputs.shape[axis + 1 :]
+        before = inputs.shape[:axis]
+        after = inputs.shape[axis + 1 :]
         size = inputs.shape[axis]
         draw = bits_of_rows if self.of_rows else jax.random.bits
         half = -(-size // 2)

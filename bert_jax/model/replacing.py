@@ -54,7 +54,8 @@ class ReplacedTokens(PretrainingObjective):
     ) -> None:
         super().__init__(model, masking, mask_id, never_predicted, next_sentence=False)
         self.unused = ()
-        self.generator, self.settings = generator.model_for(model), generator
+        self.generator = generator.model_for(model)
+        self.settings = generator
 
     def init(self, key: jax.Array) -> Params:
         params = init_params(self.model, key, REPLACED)

@@ -63,7 +63,8 @@ def bias_of(table: jax.Array, queries: int, keys: int, ahead: jax.Array | int = 
     by_distance = jnp.einsum("DNb,db->DNd", table, one_hot, precision=exact)
     # In rows that are one longer than what is repeated, each begins one distance later than the one before: these are
     # the biases of the queries, the last query first.
-    width, heads = queries + keys, table.shape[:2]
+    width = queries + keys
+    heads = table.shape[:2]
     padded = jnp.pad(by_distance, [(0, 0), (0, 0), (0, 1)])
     repeated = jnp.broadcast_to(padded[:, :, None], (*heads, queries, width))
     flat = [repeated.reshape(*heads, queries * width), padded[:, :, :queries]]

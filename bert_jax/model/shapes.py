@@ -17,8 +17,11 @@ def abstract_params(config: ModelConfig, num_classes: int = 1) -> dict[str, PyTr
     Raises: InputError if the model has no words.
     """
     check_has_words(config)
-    hidden, width, wide = config.hidden_size, config.embedding_width, config.intermediate_size
-    vocab_size, layers = config.padded_vocab_size, (config.num_stacked,)
+    hidden = config.hidden_size
+    width = config.embedding_width
+    wide = config.intermediate_size
+    vocab_size = config.padded_vocab_size
+    layers = (config.num_stacked,)
 
     def leaf(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -25,7 +25,9 @@ from bert_jax.model.fused_attention_tpu import LONGEST_ROW
 _LANES = 128  # columns of a tile: lengths and blocks are multiples
 # Queries and keys of a block where all of a row are seen; the keys of the backward pass, which adds up the gradients of
 # queries once for each block of keys; and both where a window skips blocks, of which small ones waste less.
-_QUERIES, _KEYS, _KEYS_BACKWARD = 512, 512, 2048
+_QUERIES = 512
+_KEYS = 512
+_KEYS_BACKWARD = 2048
 
 
 def fits(shape: AttentionShape, array: jax.Array) -> bool:

@@ -151,7 +151,8 @@ def _sum_in_order(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
         return jnp.zeros((size, rows.shape[1]), rows.dtype)
     order = jnp.argsort(ids)
     ids, rows = ids[order], rows[order]
-    is_other, edge = ids[1:] != ids[:-1], jnp.ones(1, bool)
+    is_other = ids[1:] != ids[:-1]
+    edge = jnp.ones(1, bool)
     begins = jnp.concatenate([edge, is_other])
     ends = jnp.concatenate([is_other, edge])
 

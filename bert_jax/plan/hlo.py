@@ -88,7 +88,8 @@ def bits_of(dtype: str) -> int:
 def parse(text: str) -> Module:
     """Returns the computations of a module in HLO text."""
     computations: dict[str, list[Instruction]] = {}
-    entry, current = "", None
+    entry = ""
+    current = None
     for line in text.splitlines():
         header = _HEADER.match(line)
         if header:
@@ -191,7 +192,8 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int:
         match[1] if (match := re.search(rf"\b{part}={_NAME}", loop.attributes)) else ""
         for part in ("condition", "body")
     )
-    limits, counters = [], []
+    limits = []
+    counters = []
     for name in _with_called(module, condition):
         for instruction in module.computations.get(name, ()):
             limits += _integers(instruction)
@@ -220,7 +222,8 @@ def _steps(module: Module, body: str, counter: int) -> list[int]:
     instructions = {instruction.name: instruction for instruction in module.computations[body]}
     parts = module.computations[body][-1].operands  # the last instruction is the root, a tuple
     # Backwards from the counter's new value to its old one: what is added may be within a fusion.
-    constants, names = [], list(parts[counter : counter + 1])
+    constants = []
+    names = list(parts[counter : counter + 1])
     while names:
         instruction = instructions.pop(names.pop(), None)
         if instruction is not None and instruction.opcode != "get-tuple-element":
@@ -315,7 +318,8 @@ def _convolution_flops(lhs: Array, rhs: Array, convolution: Instruction) -> int:
             rhs_dilate=_setting(settings, "rhs_dilate", axis, 1),
         )
     # each output sums over the taps and over the kernel's input features ("i")
-    batch, features = out.shape[labels[3].index("b")], out.shape[labels[3].index("f")]
+    batch = out.shape[labels[3].index("b")]
+    features = out.shape[labels[3].index("f")]
     return 2 * taps * batch * features * rhs.shape[labels[2].index("i")]
 
 

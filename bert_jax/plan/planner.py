@@ -247,7 +247,8 @@ def _plan_by_compiler(
     # libtpu refuses programs that do not fit; XLA's GPU compiler does not know the free memory.
     available = math.inf if chip.is_tpu else chip.hbm_bytes * USABLE_OF_GPU
     collectives = summarize(hlo.collectives(module))
-    flops, moved = float(hlo.flops(module)), float(moved_bytes(module))
+    flops = float(hlo.flops(module))
+    moved = float(moved_bytes(module))
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
     bound = {
         "products": flops / peak,
@@ -279,7 +280,8 @@ def estimated_bytes(config: ResolvedConfig, mesh: Mesh, row: Rows) -> int:
 def model_flops(config: ResolvedConfig, num_chips: int, row: RowShape) -> float:
     """Returns the FLOPs of one chip and step that the model needs, for full rows of sequences of equal length."""
     rows = config.data.batch_size / num_chips
-    tokens, pairs = rows * row.length, rows * row.length**2 / row.sequences
+    tokens = rows * row.length
+    pairs = rows * row.length**2 / row.sequences
     return step_flops(config.models, tokens, pairs, rows * row.predictions, rows * row.sequences)
 
 
@@ -405,7 +407,8 @@ def compiled_bytes(
     although the total exceeds the memory of a chip.
     """
     memory: Any = compiled.memory_analysis()
-    params, optimizer = shard_bytes(state.params), shard_bytes(state.optimizer)
+    params = shard_bytes(state.params)
+    optimizer = shard_bytes(state.optimizer)
     kinds = {
         "params": params,
         "optimizer": optimizer,
@@ -438,7 +441,8 @@ def out_of_memory(message: str) -> tuple[float, float]:
 
 def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
     """Returns the collectives of a program by kind and dtype, the largest first."""
-    counts, sizes = Counter(), Counter()
+    counts = Counter()
+    sizes = Counter()
     for collective in found:
         key = (collective.kind, "+".join(collective.dtypes), collective.group_size)
         counts[key] += collective.count

@@ -113,7 +113,8 @@ def _candidates(
 
 def _settings(config: ResolvedConfig, num_chips: int) -> Iterator[ResolvedConfig]:
     """Returns the combinations of settings that a mesh allows."""
-    model, several = config.model, num_chips > 1
+    model = config.model
+    several = num_chips > 1
     # kernels read all rows alike
     attention = ("plain",) if config.masking.causal_rate else ("fused", "plain")
     unrolls = (model.num_layers, 1) if model.num_layers > 1 else (1,)
@@ -134,7 +135,8 @@ def _settings(config: ResolvedConfig, num_chips: int) -> Iterator[ResolvedConfig
 
 def _with_flags(result: Plan, config: ResolvedConfig, settings: ResolvedConfig) -> Plan:
     """Returns a plan with the flags that make its settings of `config`."""
-    before, after = to_dict(config), to_dict(settings)
+    before = to_dict(config)
+    after = to_dict(settings)
     flags = [
         f"--config.{section}.{name}={value}"
         for section in ("mesh", "model", "train")

@@ -34,9 +34,12 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     check_no_teacher(config.teacher)
     devices, _ = planned_devices(topology, config.mesh.dcn)
     config = choose_precision(config, devices[0])
-    mesh, limit = make_mesh(config.mesh, devices), memory_of_chip(topology)
+    mesh = make_mesh(config.mesh, devices)
+    limit = memory_of_chip(topology)
     inputs = fit_into_memory(open_task(config).without_params(), mesh, limit)
-    head, model, train = inputs.task.head, inputs.model, inputs.train
+    head = inputs.task.head
+    model = inputs.model
+    train = inputs.train
     group = row_group(mesh, train.accumulate)
     batching = batching_of(inputs, group, config.data.pack if head.can_be_packed else "off")
     if batching.shape is not None:

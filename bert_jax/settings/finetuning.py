@@ -144,7 +144,8 @@ class EmbeddingConfig(Section):
             "embedding.kind multi_vector has the losses infonce, in one direction, margin_mse and kl; leave out others",
         )
         self.skipped()
-        is_sparse, known = self.kind == "sparse", _POOLINGS[self.kind]
+        is_sparse = self.kind == "sparse"
+        known = _POOLINGS[self.kind]
         for name in self.poolings():
             others = f"use some of {', '.join(known)}"
             yield name not in known, f"embedding.pooling {name!r} is unknown; {others}"

@@ -35,7 +35,8 @@ class Phase(NamedTuple):
     @property
     def batches(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(Rows of a global batch, number of microbatches) of training, and the same of evaluation."""
-        size, accumulate = self.config.data.batch_size, self.config.train.microbatches
+        size = self.config.data.batch_size
+        accumulate = self.config.train.microbatches
         return (size, accumulate), (self.config.eval.rows(size, accumulate), 1)
 
 
@@ -75,7 +76,8 @@ def phases_of(config: ResolvedConfig) -> tuple[Phase, ...]:
 
 def check_rows(config: PretrainConfig, row_lengths: Sequence[int]) -> None:
     """Raises: InputError if the phases have rows of different length and phase2.max_predictions is not set."""
-    first, length = config.masking.max_predictions, row_lengths[0]
+    first = config.masking.max_predictions
+    length = row_lengths[0]
     for row_length in row_lengths[1:]:
         if row_length != length and first and not config.phase2.max_predictions:
             share = round(first * row_length / length)
@@ -105,7 +107,10 @@ def revision_steps(
 
     Raises: InputError if the run ends before.
     """
-    marks, steps, read, of_step = list(config.checkpoint.words()), [], 0.0, 0.0
+    marks = list(config.checkpoint.words())
+    steps = []
+    read = 0.0
+    of_step = 0.0
     if not marks:
         return ()
     for phase, words in zip(phases, words_of_rows, strict=True):

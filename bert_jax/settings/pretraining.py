@@ -336,7 +336,8 @@ class GeneratorConfig(Section):
     def model_for(self, model: ModelConfig) -> ModelConfig:
         """Returns the generator of a model: tables of its width, and dense layers where its own is another."""
         heads = self.num_heads or model.num_heads
-        width, tables = heads * model.head_size, model.embedding_width
+        width = heads * model.head_size
+        tables = model.embedding_width
         return replace(
             model,
             hidden_size=width,
@@ -392,7 +393,8 @@ class PretrainConfig(Section):
         super().validate()
 
     def rules(self) -> Rules:
-        model, phase2 = self.model, self.phase2
+        model = self.model
+        phase2 = self.phase2
         yield (
             model.compute_dtype == "float64",
             "model.compute_dtype float64 is for functions alone; a run takes float32, bfloat16 or auto",
@@ -428,7 +430,8 @@ class PretrainConfig(Section):
                 self.generator.num_layers and is_set,
                 f"{replaces} {why}, or generator.num_layers=0",
             )
-        size, pieces = self.data.batch_size, self.train.accumulate
+        size = self.data.batch_size
+        pieces = self.train.accumulate
         yield microbatches("data.batch_size", size, pieces)
         if phase2.num_steps:
             size, pieces = phase2.batch_size or size, phase2.accumulate or pieces

@@ -66,7 +66,8 @@ Affects: TypeAlias = typing.Literal["results", "model", "end", "place", "work", 
 LARGEST = 2**31 - 1  # devices compute with 32-bit integers
 LARGEST_SEED = 2**63 - 1
 # devices compute with float32, in which smaller numbers are 0 and larger infinite
-ABOVE_0, MOST_FLOAT = 1e-37, 1e38
+ABOVE_0 = 1e-37
+MOST_FLOAT = 1e38
 MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
 MOST_RATE = 0.999999
 # the batches of a few calls are held at once, and a signal waits for the end of these calls
@@ -202,7 +203,8 @@ def drop_removed(section: str, values: Values) -> list[str]:
         values["zero1"] = "on" if values["zero1"] else "off"  # now "auto" is a third
     effective = []
     for name in [name for name in values if f"{section}.{name}" in _REMOVED]:
-        value, harmless = values.pop(name), _REMOVED[f"{section}.{name}"]
+        value = values.pop(name)
+        harmless = _REMOVED[f"{section}.{name}"]
         if harmless is not None and value not in harmless:
             effective.append(f"{section}.{name}={shown(value)}")
     return effective
@@ -221,7 +223,8 @@ def changed_keys(
     """Returns the dotted names of the settings that differ between two configurations as dicts."""
     names: list[str] = []
     for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
+        before = old.get(key)
+        after = new.get(key)
         if isinstance(before, typing.Mapping) and isinstance(after, typing.Mapping):
             names += changed_keys(before, after, f"{prefix}{key}.")
         elif before != after:

@@ -34,7 +34,8 @@ def draw_curves(
     if not panels:
         return
     figure = Figure(figsize=(11, 6.4 if len(panels) > 2 else 3.6), dpi=120, layout="constrained")
-    top, bottom = panels[:2], panels[2:]
+    top = panels[:2]
+    bottom = panels[2:]
     grid = figure.add_gridspec(2 if bottom else 1, 6, height_ratios=[1.5, 1] if bottom else [1])
     for row, chosen in enumerate((top, bottom)):
         for column, (name, title, scale) in enumerate(chosen):

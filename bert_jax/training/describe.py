@@ -26,7 +26,8 @@ def throughput(
     models: Sequence[ModelConfig], mesh: Mesh, sums: dict[str, float], seconds: float
 ) -> dict[str, float]:
     """Returns sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known, of steps with these counts."""
-    kind, dtype = mesh.devices.flat[0].device_kind, models[0].compute_dtype
+    kind = mesh.devices.flat[0].device_kind
+    dtype = models[0].compute_dtype
     peak = peak_flops(kind, dtype) * mesh.size
     work = flops.step_flops(
         models, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
@@ -117,7 +118,8 @@ def _describe_task(config: ResolvedConfig, dataset: Dataset) -> str:
 
 def _share(config: ResolvedConfig, dataset: Dataset) -> str:
     """Returns the share of the tokens that is predicted, and why it is below the rate if it is."""
-    masking, length = config.masking, dataset.row_length
+    masking = config.masking
+    length = dataset.row_length
     wanted = dataclasses.replace(masking, max_predictions=0).most(length)
     if masking.most(length) == wanted:
         return f"{masking.rate:.0%} of the tokens"

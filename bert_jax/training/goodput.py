@@ -112,11 +112,13 @@ class Clock:
 
     def _switch(self, name: str) -> str:
         """Begins a phase, and returns the previous one."""
-        now, before = self._now(), self._phase
+        now = self._now()
+        before = self._phase
         elapsed = max(0.0, now - self._since)
         self.seconds[before] += elapsed
         self._wall += elapsed
-        self._since, self._phase = now, name
+        self._since = now
+        self._phase = name
         return before
 
 

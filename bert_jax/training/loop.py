@@ -116,8 +116,10 @@ class Progress:
     def of(cls, step: int, notes: Notes) -> "Progress":
         """Returns the progress at a step from the notes of its checkpoint, {} if there is none."""
         seen = notes.get("seen")
-        window, overdue = Window(notes.get("unreported")), bool(notes.get("overdue"))
-        best, waited = list(notes.get("best", [])), int(notes.get("waited", 0))
+        window = Window(notes.get("unreported"))
+        overdue = bool(notes.get("overdue"))
+        best = list(notes.get("best", []))
+        waited = int(notes.get("waited", 0))
         return cls(
             step, step, window, overdue, best, waited, {} if step == 0 else seen and dict(seen)
         )
@@ -211,7 +213,10 @@ class _Loop:
     def __init__(
         self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress
     ) -> None:
-        self.run, self.state, self.pace, self.work = run, state, pace, work
+        self.run = run
+        self.state = state
+        self.pace = pace
+        self.work = work
         self.progress = progress
         self.first_step = progress.step
         # of every record
@@ -256,7 +261,9 @@ class _Loop:
 
     def dispatch(self, call: list[Batch]) -> None:
         """Dispatches one call, and takes the actions that are due after it."""
-        progress, clock, work = self.progress, self.run.clock, self.work
+        progress = self.progress
+        clock = self.run.clock
+        work = self.work
         program = len(call), _shapes(call[0])
         compiles = program not in self.called  # a call that compiles is not timed
         if compiles:
@@ -357,7 +364,8 @@ class _Loop:
         """Evaluates the parameters and returns their rank; None if interrupted, or if there is no evaluation."""
         if self.work.evaluation is None:
             return None
-        step, params = self.progress.step, self.state.params
+        step = self.progress.step
+        params = self.state.params
         stoppable = self.pace.break_off and step < self.pace.num_steps and not this_job().is_several
 
         def stopped() -> int:

@@ -125,7 +125,8 @@ def gathered_bytes(params: PyTree) -> int:
     """Returns the bytes of parameters that a device holds in a step: with ZeRO-1 more than `shard_bytes`."""
 
     def whole(leaf: jax.ShapeDtypeStruct) -> int:
-        spec, mesh = leaf.sharding.spec, leaf.sharding.mesh
+        spec = leaf.sharding.spec
+        mesh = leaf.sharding.mesh
         return shard_bytes(leaf) * (mesh.shape["data"] if "data" in spec else 1)
 
     return sum(map(whole, jax.tree.leaves(params)))

@@ -38,7 +38,10 @@ class TrainStep:
     def __init__(
         self, one: jax.stages.Wrapped, several: jax.stages.Wrapped, seed: int, mesh: Mesh
     ) -> None:
-        self._one, self._several, self._seed, self._mesh = one, several, seed, mesh
+        self._one = one
+        self._several = several
+        self._seed = seed
+        self._mesh = mesh
 
     @functools.cached_property
     def key(self) -> jax.Array:  # on all devices, uint32 [2]
@@ -85,7 +88,8 @@ class Program:
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
             return jax.lax.scan(lambda state, batch: step(state, batch, key), state, stacked)
 
-        shardings, whole = jax.tree.map(lambda leaf: leaf.sharding, state), replicated(self._mesh)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        whole = replicated(self._mesh)
         compile_step = functools.partial(
             jax.jit,  # only here: inner functions may have no compiler options
             in_shardings=(shardings, row_sharding(self._mesh), whole),

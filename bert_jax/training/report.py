@@ -52,7 +52,8 @@ class Reporter:
         tensorboard: bool = True,
         enabled: bool = True,
     ) -> None:
-        self._total_steps, self._start_step = total_steps, start_step
+        self._total_steps = total_steps
+        self._start_step = start_step
         self._enabled = enabled
         self._started = time.monotonic()
         self._file = self._board = self._bar = None
@@ -67,7 +68,8 @@ class Reporter:
             raise InputError("drawing curves.png needs matplotlib: pip install 'bert_jax[train]'")
         place = to_place(workdir)
         if isinstance(place, RemotePath):
-            self._store, self._spool = place, scratch(place)
+            self._store = place
+            self._spool = scratch(place)
             folder = Path(self._spool.name)
             if (place / METRICS_FILE).exists():
                 (folder / METRICS_FILE).write_bytes((place / METRICS_FILE).read_bytes())
@@ -165,7 +167,9 @@ class Reporter:
 
     def close(self) -> None:
         """Flushes, publishes and closes all outputs. It may be called twice."""
-        bar, board, file = self._bar, self._board, self._file
+        bar = self._bar
+        board = self._board
+        file = self._file
         self._file = self._board = self._bar = None
         try:
             for stream in (bar, board, *self.boards, file):

@@ -54,7 +54,8 @@ class Run:
 
         The run keeps no reference to either, so that the first step can reuse their memory. Call it once.
         """
-        state, start = self.restored.state, self.start
+        state = self.restored.state
+        start = self.start
         self.restored, self.start = self.restored._replace(state=None), None
         return make(start) if state is None else state
 
@@ -112,8 +113,11 @@ def open_run(
     Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, if no
       checkpoint is undamaged, or if there are too many steps to count, or fewer than the run has taken.
     """
-    config, tokenizer, abstract = training.config, training.tokenizer, training.abstract
-    clock, last_step = goodput.Clock(started), training.stages[-1].pace.num_steps
+    config = training.config
+    tokenizer = training.tokenizer
+    abstract = training.abstract
+    clock = goodput.Clock(started)
+    last_step = training.stages[-1].pace.num_steps
     if last_step > LARGEST:
         raise InputError(
             f"the run has {last_step:,} steps, which devices cannot count; train for {LARGEST:,} at most"

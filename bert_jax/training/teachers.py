@@ -62,7 +62,8 @@ def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], B
 
 
 def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -> Batches:
-    mesh, places = about.mesh, [_order(teacher, about) for teacher in teachers]
+    mesh = about.mesh
+    places = [_order(teacher, about) for teacher in teachers]
 
     def add(params: list, batch: Batch) -> Batch:
         batch = about.prepare(batch)
@@ -131,11 +132,13 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
         own = from_dict(
             ProbeConfig, teacher.task_settings.get("probe", {}), f"teacher.checkpoint {path}: probe"
         )
-        theirs, ours = _probe(own), _probe(about.probe)
+        theirs = _probe(own)
+        ours = _probe(about.probe)
         if teacher.task == about.head.name and theirs != ours:
             both = f"the probe {theirs or 'none'}, and the student {ours or 'none'}"
             raise InputError(f"teacher.checkpoint {path} has {both}; give both the same task.probe")
-        there, head = {*teacher.params, *teacher.params["encoder"]}, _head_of(teacher, about)
+        there = {*teacher.params, *teacher.params["encoder"]}
+        head = _head_of(teacher, about)
         fits = there.issuperset(head.parts_in(teacher.config)) and (
             about.vocab_size or teacher.task == about.head.name
         )

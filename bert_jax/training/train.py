@@ -55,12 +55,16 @@ class _StageWork(Work):
     """The work of a stage, after so many steps of it."""
 
     def __init__(self, run: Run, training: Training, number: int, taken: int) -> None:
-        self.run, self.training, self.stage = run, training, training.stages[number - 1]
-        stage, self.mesh = self.stage, training.mesh
+        self.run = run
+        self.training = training
+        self.stage = training.stages[number - 1]
+        stage = self.stage
+        self.mesh = training.mesh
         self.train_step = Program(self.mesh).training(
             stage.objective, stage.optimizer, stage.train, training.abstract, stage.schedule_start
         )
-        self.batches, self.evaluation = stage.batches(taken), stage.evaluation()
+        self.batches = stage.batches(taken)
+        self.evaluation = stage.evaluation()
         self.phase = number if len(training.stages) > 1 else 0
 
     def throughput(self, counts: dict[str, float], seconds: float) -> dict[str, float]:

@@ -153,7 +153,8 @@ def check_workdir(
     ]
     if changed:
         theirs = " ".join(f"--config.{name}={value_at(run, name)}" for name in changed)
-        names, free = ", ".join(changed), ", ".join(may_change)
+        names = ", ".join(changed)
+        free = ", ".join(may_change)
         fix = f"give another workdir, or resume with {theirs} (only {free} may change)"
         raise InputError(f"workdir {workdir} belongs to a run with another {names}; {fix}")
 

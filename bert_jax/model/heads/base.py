@@ -180,7 +180,8 @@ class Model(nn.Module):
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> Any:
         """Returns the outputs of the head: float32 logits, for most."""
-        config, head = self.config, self.head
+        config = self.config
+        head = self.head
         pools = "pooler" in (head.parts_in(config) if config.block.activation else head.parts)
         encoder = Encoder(config, pools, head.of_tokens, name="encoder")
         encoded = encoder(batch, head.is_frozen or deterministic, keep_layers=head.all_layers)
@@ -205,7 +206,8 @@ class Linear(Head):
             raise InputError(
                 f"num_outputs is 0, so the {part} has no outputs; give the number of classes"
             )
-        config, features = model.config, self.features(encoded, batch)
+        config = model.config
+        features = self.features(encoded, batch)
         if self.has_dropout or (self.of_tokens and config.block.span_dropout):
             features = Dropout(config.hidden_dropout_rate)(features, deterministic)
         return Dense(

@@ -77,7 +77,8 @@ class Embeddings(Head):
         self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
     ) -> jax.Array:
         """Returns float32 vectors [B, M, K]."""
-        settings, config = self.settings, model.config
+        settings = self.settings
+        config = model.config
         size = settings.vector_size(config.hidden_size)
         if (most := max(settings.sizes(), default=0)) > size:
             raise InputError(
@@ -155,7 +156,8 @@ class Embeddings(Head):
     ) -> dict[str, Pair]:
         examples = batch.labels.numbers.shape[:1]
         check_shapes("losses", logits=(logits, "BMK"), weights=(weights, examples))
-        vectors, sizes = vectors_of_examples(logits, batch), self.settings.sizes()
+        vectors = vectors_of_examples(logits, batch)
+        sizes = self.settings.sizes()
         sizes = sizes or (logits.shape[-1],)
         results = [loss_of(vectors[..., :size], batch.labels, weights) for size in sizes]
         total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
@@ -199,7 +201,8 @@ class Embeddings(Head):
         """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
         places, rows = places_of_texts(bins, num_places, num_examples)
         numbers = np.full(places.shape, -1, np.int32)
-        scores, taught = np.zeros(num_examples, np.float32), None
+        scores = np.zeros(num_examples, np.float32)
+        taught = None
         if self.settings.loss in TAUGHT_LOSSES:
             taught = np.zeros((num_examples, places.shape[1] - 1), np.float32)
         for slot, row in rows:
@@ -234,7 +237,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 def _pooled(name: str, hidden: jax.Array, batch: Batch, precision: str) -> jax.Array:
     """Returns what one of `POOLINGS` makes of the tokens' vectors [B, L, H] of each sequence, [B, M, H] float32."""
-    ids, first = batch.sequence_ids, jnp.asarray(batch.cls_positions, jnp.int32)
+    ids = batch.sequence_ids
+    first = jnp.asarray(batch.cls_positions, jnp.int32)
     if name in ("cls", "last"):
         places = first if name == "cls" else last_positions(ids, first)
         return widened(take_rows(hidden, places))
@@ -338,7 +342,9 @@ def search_batch(
     count, width = texts.numbers.shape
     vectors = [_compared(settings, model) for model in models]
     passages = texts.numbers[:, 1:].reshape(-1)
-    anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
+    anchors = texts.numbers[:, 0]
+    positives = texts.numbers[:, 1]
+    number = jnp.arange(count)
     # a hard negative to no anchor
     belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)
 
@@ -380,7 +386,8 @@ def _find(
 
     def find(own: jax.Array, partners: jax.Array, places: jax.Array, *rest: jax.Array) -> Any:
         own, partners = own[:, None], partners[:, None]
-        queries, of_queries = rest[: len(candidates)], rest[len(candidates) :]
+        queries = rest[: len(candidates)]
+        of_queries = rest[len(candidates) :]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
         is_partner = jnp.arange(numbers.size)[None] == places[:, None]
         scores = map(compare, queries, candidates)
@@ -429,7 +436,8 @@ def gist(
     """
     count, width = texts.numbers.shape
     models = [normalized(vectors), normalized(guide)]
-    anchors, positives = texts.numbers[:, 0], texts.numbers[:, 1]
+    anchors = texts.numbers[:, 0]
+    positives = texts.numbers[:, 1]
     limit = (_scores(settings, guide)[:, 0] - settings.guide_margin) / settings.temperature
 
     def nearest(

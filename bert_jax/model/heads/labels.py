@@ -52,7 +52,8 @@ def class_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
 
     Labels [..., K] are soft: a probability for each class.
     """
-    labels, is_one = labels_of(batch), logits.shape[-1] == 1
+    labels = labels_of(batch)
+    is_one = logits.shape[-1] == 1
     if jnp.issubdtype(labels.dtype, jnp.floating) and labels.ndim == logits.ndim and not is_one:
         check_shapes(
             "soft labels", labels=(labels, logits.shape), weights=(weights, logits.shape[:-1])

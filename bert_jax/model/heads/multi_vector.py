@@ -42,7 +42,8 @@ _PLAIN = EmbeddingConfig(kind="multi_vector")
 # of a model that is to be trained
 USUAL = dataclasses.replace(_PLAIN, projection_size=128, projection_activation="none")
 # products of two tokens that a device holds at once; on a CPU they stay in the caches, which is three times as fast
-_MOST_PRODUCTS, _MOST_ON_CPU = 1 << 25, 1 << 20
+_MOST_PRODUCTS = 1 << 25
+_MOST_ON_CPU = 1 << 20
 
 
 class MultiVectors(Embeddings):
@@ -65,7 +66,8 @@ class MultiVectors(Embeddings):
         self, model: Model, encoded: Encoded, batch: Batch, deterministic: bool
     ) -> jax.Array:
         """Returns float32 vectors [B, L, K]."""
-        vectors, settings = widened(encoded.hidden), self.settings
+        vectors = widened(encoded.hidden)
+        settings = self.settings
         self._check_window(model.config)
         if settings.projection_size:
             size = settings.projection_size
@@ -153,7 +155,8 @@ def maxsim(queries: jax.Array, passages: jax.Array) -> jax.Array:
     A score is the sum over the tokens of the query of the largest product with a token of the passage, or -1e9 of a
     passage without tokens. All products of a few passages are held at once, also in the backward pass.
     """
-    count, rows = passages.shape[0], -(-queries.shape[0] // num_row_shards())
+    count = passages.shape[0]
+    rows = -(-queries.shape[0] // num_row_shards())
     asks = jnp.any(queries != 0, axis=-1)  # [Q, S]
 
     def of_some(some: jax.Array) -> jax.Array:

@@ -31,7 +31,8 @@ class TextHead(Linear):
           vectors: function of (encoded, batch) that returns [B, M, F], a vector for each of the sequences in each row,
             from `encoded.hidden`.
         """
-        self.name, self.vectors = name, vectors
+        self.name = name
+        self.vectors = vectors
 
     def features(self, encoded: Encoded, batch: Batch) -> jax.Array:
         return self.vectors(encoded, batch)
@@ -48,7 +49,8 @@ class TokenHead(Tokens):
 
     def __init__(self, name: str, vectors: Vectors) -> None:
         """Makes the head; `vectors` returns [B, L, F], a vector for each token, as in `TextHead`."""
-        self.name, self.vectors = name, vectors
+        self.name = name
+        self.vectors = vectors
 
     def features(self, encoded: Encoded, batch: Batch) -> jax.Array:
         return self.vectors(encoded, batch)
@@ -77,7 +79,9 @@ class BatchHead(Embeddings):
             microbatches.
         """
         super().__init__()
-        self.name, self.vectors, self.loss = name, vectors, loss
+        self.name = name
+        self.vectors = vectors
+        self.loss = loss
 
     def as_set(self, config: TaskConfig) -> Head:
         return self

@@ -162,7 +162,8 @@ class Pretraining(Head):
             metrics[f"{kind}_loss"] = cross_entropy(words, batch.mlm_labels, of_kind)
             metrics[f"{kind}_accuracy"] = accuracy(words, batch.mlm_labels, of_kind)
         if batch.next_sentence_labels is not None:
-            of_pairs, counted = logits.next_sentence_logits, next_sentence_weights(batch)
+            of_pairs = logits.next_sentence_logits
+            counted = next_sentence_weights(batch)
             labels = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32)
             metrics["nsp_loss"] = cross_entropy(of_pairs, labels, counted)
             metrics["nsp_accuracy"] = accuracy(of_pairs, labels, counted)
