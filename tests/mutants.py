@@ -157,7 +157,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "find_split_file: number: :2": "TFDS has one name for a split",
         "find_split_file: compare: len(found) >= 1": "one file makes one pattern",
         "_csv_rows: number: maxsplit=2": "the first part is the same",
-        "_rows_table: compare: len(row) >= len(columns)": "equal numbers were asked for before",
+        "_rows_records: compare: len(row) >= len(columns)": "equal numbers were asked for before",
     },
 }
 
