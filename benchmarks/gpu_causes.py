@@ -30,15 +30,6 @@ from bert_jax.settings.rules import from_dict
 from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli, recipes
 
-CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-ROWS = flags.DEFINE_integer("rows", 128, "rows of a step", lower_bound=1)
-LENGTH = flags.DEFINE_integer("length", 128, "tokens of a row", lower_bound=8)
-TOPOLOGY = flags.DEFINE_string("topology", "h200:1", "one GPU: h200:1, h100:1 or a100:1")
-PROGRAM = flags.DEFINE_string("program", "", "read this HLO text, and compile nothing")
-OPTIONS = flags.DEFINE_list("options", [], "of XLA, as name=value, in place of the package's own")
-SAVE = flags.DEFINE_string("save", "", "a file for the program's text")
-OUTPUT = flags.DEFINE_string("output", "", "a file for the figures, as JSON")
-
 # Where an instruction comes from, by JAX's name of its result. The first pattern that is found says its cause.
 _BACK = r"transpose\(.*"
 CAUSES = (
@@ -102,18 +93,18 @@ def compile_step(config: PretrainConfig) -> str:
     from bert_jax.devices.sharding import make_mesh
     from bert_jax.plan import gpus, planner
 
-    devices, _ = planner.planned_devices(TOPOLOGY.value)
+    devices, _ = planner.planned_devices(flags.FLAGS.topology)
     resolved = ResolvedConfig(_as_measured(config))
     mesh = make_mesh(resolved.mesh, devices)
-    lowered = planner.lower_train_step(resolved, mesh, planner.row_of(resolved, LENGTH.value))
-    options = gpus.OPTIONS | dict(_option(text) for text in OPTIONS.value)
+    lowered = planner.lower_train_step(resolved, mesh, planner.row_of(resolved, flags.FLAGS.length))
+    options = gpus.OPTIONS | dict(_option(text) for text in flags.FLAGS.options)
     return lowered.compile(compiler_options=options).as_text() or ""
 
 
 def _as_measured(config: PretrainConfig) -> PretrainConfig:
     """Returns the settings with which `benchmarks.quarter` measures a step."""
     model, masking = config.model, config.masking
-    if LENGTH.value >= 512 and masking.max_predictions:
+    if flags.FLAGS.length >= 512 and masking.max_predictions:
         masking = dataclasses.replace(masking, max_predictions=80)  # the paper's second phase
     model = dataclasses.replace(
         model,
@@ -122,7 +113,7 @@ def _as_measured(config: PretrainConfig) -> PretrainConfig:
         remat="none",
         vocab_size=model.vocab_size or 30_522,
     )
-    data = dataclasses.replace(config.data, path="none", batch_size=ROWS.value)
+    data = dataclasses.replace(config.data, path="none", batch_size=flags.FLAGS.rows)
     train = dataclasses.replace(config.train, accumulate=1)
     return dataclasses.replace(config, model=model, masking=masking, data=data, train=train)
 
@@ -143,25 +134,37 @@ def table(causes: Iterable[Cause], bandwidth: float) -> list[str]:
     return ["| cause | kernels | GB | bound, ms |", "|---|---|---|---|", *rows]
 
 
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    config_flags.DEFINE_config_file("config", None, recipes.HELP)
+    flags.DEFINE_integer("rows", 128, "rows of a step", lower_bound=1)
+    flags.DEFINE_integer("length", 128, "tokens of a row", lower_bound=8)
+    flags.DEFINE_string("topology", "h200:1", "one GPU: h200:1, h100:1 or a100:1")
+    flags.DEFINE_string("program", "", "read this HLO text, and compile nothing")
+    flags.DEFINE_list("options", [], "of XLA, as name=value, in place of the package's own")
+    flags.DEFINE_string("save", "", "a file for the program's text")
+    flags.DEFINE_string("output", "", "a file for the figures, as JSON")
+
+
 def main() -> None:
     """Prints the causes, and writes them."""
-    if PROGRAM.value:
-        opened = gzip.open if PROGRAM.value.endswith(".gz") else open
-        with opened(PROGRAM.value, "rt", encoding="utf-8") as stream:
+    if flags.FLAGS.program:
+        opened = gzip.open if flags.FLAGS.program.endswith(".gz") else open
+        with opened(flags.FLAGS.program, "rt", encoding="utf-8") as stream:
             text = stream.read()
-    elif CONFIG.value is None:
+    elif flags.FLAGS.config is None:
         raise InputError(
             "--config is needed, as in --config=configs/pretrain.py:base; or --program"
         )
     else:
-        text = compile_step(from_dict(PretrainConfig, CONFIG.value.to_dict()))
-    if SAVE.value:
-        Path(SAVE.value).write_text(text, encoding="utf-8")
-    bandwidth = GPUS[TOPOLOGY.value.partition(":")[0]].hbm_bandwidth
+        text = compile_step(from_dict(PretrainConfig, flags.FLAGS.config.to_dict()))
+    if flags.FLAGS.save:
+        Path(flags.FLAGS.save).write_text(text, encoding="utf-8")
+    bandwidth = GPUS[flags.FLAGS.topology.partition(":")[0]].hbm_bandwidth
     causes = causes_of(text)
     print("\n".join(table(causes, bandwidth)))
-    if OUTPUT.value:
-        write_json(OUTPUT.value, record(causes, bandwidth))
+    if flags.FLAGS.output:
+        write_json(flags.FLAGS.output, record(causes, bandwidth))
 
 
 def record(causes: list[Cause], bandwidth: float) -> dict[str, Any]:
@@ -177,4 +180,5 @@ def record(causes: list[Cause], bandwidth: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    define_flags()
     cli.run(main)
