@@ -122,7 +122,7 @@ def test_the_programs_of_reference_pages_run(place):
 @pytest.mark.slow
 def test_an_own_head_trains_resumes_and_predicts_by_the_commands(place):
     (place / "my_head.py").write_text(blocks(HOWTO / "own_head.md")[0])
-    rows = "".join(f"{'open' if number % 2 else 'shut'} it\t{number % 2}\n" for number in range(64))
+    rows = "".join(f"{'open' if number % 2 else 'shut'} it\t{number % 2}\n" for number in range(16))
     for name in ("train.tsv", "dev.tsv"):
         (place / name).write_text("text\tlabel\n" + rows)
     command = ["-m", "bert_jax", "finetune", "--config=my_head.py", "--config.checkpoint.every_steps=2"]

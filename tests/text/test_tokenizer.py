@@ -55,7 +55,7 @@ def check_arrays(tokenizer, texts, ids):
 
 @pytest.mark.parametrize(
     ("folder", "every"),
-    [("tokenizer", 60), *(pytest.param(f"tokenizer{cased}", 1, marks=pytest.mark.slow) for cased in ("", "_cased"))],
+    [("tokenizer", 60), *(pytest.param(f"tokenizer{cased}", 3, marks=pytest.mark.slow) for cased in ("", "_cased"))],
 )
 def test_many_texts_at_a_time_are_encoded_as_each_alone(repository, folder, every):
     tokenizer = load_tokenizer(repository / "tests/fixtures" / folder)

@@ -303,7 +303,7 @@ def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
             start_new_session=True,
         )
         assert process.stdout.readline() == b"\n"
-        time.sleep(0.2 + 0.3 * number + 0.3 * rng.random())
+        time.sleep(0.1 + 0.15 * number + 0.15 * rng.random())
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
         told = process.communicate(timeout=60)[1].decode()
