@@ -127,7 +127,8 @@ def find_split_file(source: str, split: str, names: Splits = SPLITS) -> str:
     if not is_one:
         found = named(_files_of_splits(place, names), names[split])
         # Files of Parquet that are parts of one split, as on the hub, are named by one pattern.
-        wholes = {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}
+        patterns = found if urls.is_remote(place) else map(glob.escape, found)
+        wholes = {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in patterns}
         if len(found) > 1 and len(wholes) > 1:
             several = ", ".join(map(os.path.basename, found))
             raise InputError(
@@ -447,7 +448,8 @@ def _rows_records(
     With `skipped` rows with too few columns are added to it, by where they stand, and not refused.
     """
     columns = tuple(columns)
-    if not columns:
+    has_header = not columns
+    if has_header:
         columns = tuple(name.strip() for name in next(rows, ("", []))[1])
         check_header(columns, path, not is_tsv(path))
     twice = {name for name in columns if name and columns.count(name) > 1}
@@ -458,6 +460,9 @@ def _rows_records(
 
     def records() -> Iterator[Record]:
         for where, row in rows:
+            # of files that were put together; in a single column a text may be like its name
+            if has_header and len(row) > 1 and columns == tuple(map(str.strip, row)):
+                raise InputError(f"{where} has the names of the columns again; remove it")
             if len(row) < len(columns) and skipped is not None:
                 skipped.append(where)
             elif len(row) == len(columns) or (
