@@ -108,6 +108,7 @@ def plan_epoch(
     if not mix.apart:
         order = rng.permutation(np.concatenate(drawn))
         return _cut(order, lengths, batch_size, rng, bucket)
+    drawn = [order for order in drawn if len(order)]
     batches = [batch for order in drawn for batch in _cut(order, lengths, batch_size, rng, bucket)]
     return [batches[index] for index in rng.permutation(len(batches))]
 

@@ -57,6 +57,10 @@ class Streamed(Protocol):
         """Returns the rows [n] with these indices [n], in their order."""
         ...
 
+    def keep(self, rows: np.ndarray) -> None:
+        """Leaves out all rows but these, ascending: `train_rows` numbers those that stay, and `gather` all."""
+        ...
+
     def close(self) -> None:
         """Stops reading ahead."""
         ...

@@ -244,4 +244,4 @@ def _cut(stretches: np.ndarray, skipped: int, length: int) -> np.ndarray:
     cut = stretches.copy()
     cut[0] += (skipped, -skipped)
     cut[-1, 1] -= cut[:, 1].sum() - length
-    return cut
+    return cut[cut[:, 1] > 0]  # a block may have no row that is asked for

@@ -15,6 +15,7 @@ Source: Nogueira and Cho 2019.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from bert_jax.tasks.base import (
 from bert_jax.tasks.candidates import CandidateRows
 from bert_jax.tasks.embeddings.beir import beir_place, read_beir, read_run
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
-from bert_jax.tasks.embeddings.read import find_prepared
+from bert_jax.tasks.embeddings.read import NEGATIVE, SAME, find_prepared
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.readers import Examples, Table, find_split_file, read_table
 from bert_jax.tasks.records import Record, find_column, id_of, no_column
@@ -47,7 +48,6 @@ from bert_jax.text.fitting import join_texts
 _QUERIES = ("query", "anchor", "question", "text1", "sentence1")
 _LISTS = ("documents", "candidates", "passages", "docs")
 _POSITIVES = ("positive", "positives", "pos")
-_NEGATIVES = ("negative", "negatives", "neg")
 _PASSAGES = ("passage", "document", "text", "answer", "sentence2", "text2")
 _GRADES = ("labels", "scores", "grades", "relevance")
 _GRADE = ("label", "score", "grade", "relevance")
@@ -107,7 +107,8 @@ class RerankingTask(Task[RankingExample, Ranked]):
             raise InputError(
                 f"{path}: no query has candidates of different grades; give each a better and a worse one"
             )
-        return Examples(told, {_ALIKE: len(found) - len(told)}, found.columns)
+        counts = {**found.counts, _ALIKE: len(found) - len(told)}
+        return Examples(told, counts, found.columns)
 
     def parse(self, value, where):
         """Returns the example of an object such as {"query": ..., "documents": [...]}, or of a pair of texts."""
@@ -127,6 +128,18 @@ class RerankingTask(Task[RankingExample, Ranked]):
         """Returns the settings. Raises: InputError if grades do not fit the loss."""
         loss = self.config.ranking.loss
         if isinstance(examples, PreparedPairs):
+            if examples.is_graded and loss not in ("bce", "mse"):
+                raise InputError(
+                    f"{examples.place} has graded pairs, a candidate for each query, and ranking.loss {loss} compares "
+                    "several; use mse, or bce for grades from 0 to 1"
+                )
+            if (
+                not (examples.is_graded or examples.are_taught)
+                and examples.smallest_score < examples.largest_score
+            ):
+                raise InputError(
+                    f"{examples.place} has a teacher's scores of some queries, and none of others; prepare them apart"
+                )
             if not examples.has_negatives and not examples.is_graded:
                 raise InputError(
                     f"{examples.place} has no hard negatives, so no query has candidates of different grades; prepare "
@@ -150,7 +163,8 @@ class RerankingTask(Task[RankingExample, Ranked]):
         """Returns a row with all pairs of an example in training, or else a row for each pair."""
         if isinstance(examples, PreparedPairs):
             examples.check(tokenizer)
-            return Rows(CandidateRows(examples, tokenizer, self.config.max_seq_length), {})
+            candidates = CandidateRows(examples, tokenizer, self.config.max_seq_length)
+            return Rows(candidates, without_zeros({_ALIKE: candidates.num_left_out}))
         counts = {CUT: 0, **getattr(examples, "counts", {})}
         rows = []
         for number, example in enumerate(examples):
@@ -260,7 +274,7 @@ def _examples(config: TaskConfig, table: Table, split: str) -> Examples:
     listed = find_column(_LISTS, columns)
     positive = find_column(_POSITIVES, columns)
     negatives = split_names(config.embedding.negative_columns)
-    negatives = negatives or tuple(filter(None, [find_column(_NEGATIVES, columns)]))
+    negatives = negatives or tuple(name for name in columns if NEGATIVE.fullmatch(name))
     number = find_column(_IDS, columns)
     if not listed and not positive:
         passage = column(config.second_text_column, _PASSAGES)
@@ -273,6 +287,7 @@ def _examples(config: TaskConfig, table: Table, split: str) -> Examples:
     if grades == "scores" and not listed and split != "train":
         grades = ""  # a teacher's; what is relevant is known
     examples = []
+    same = 0
     for place, record in enumerate(table.records):
         texts = _texts(record, listed) if listed else _texts(record, positive)
         count = len(texts)
@@ -282,22 +297,27 @@ def _examples(config: TaskConfig, table: Table, split: str) -> Examples:
         given = record.get(grades) if grades else None
         if given is None and not listed:
             given = [1.0] * count + [0.0] * (len(texts) - count)
-        values = tuple(label_number(each, record.where) or 0.0 for each in given or ())
-        if given is not None and len(values) != len(texts):
+        listed_grades = given if isinstance(given, list | None) else [given]
+        values = [label_number(each, record.where) for each in listed_grades or ()]
+        known = [value for value in values if value is not None]
+        if given is not None and not len(known) == len(values) == len(texts):
             raise InputError(
-                f"{record.where} has {len(values)} {grades} for {len(texts)} candidates; give each one"
+                f"{record.where} has {len(known)} {grades} for {len(texts)} candidates; give each one"
             )
+        # a negative that is a positive too would have two grades
+        is_one = [n < count or text not in texts[:count] for n, text in enumerate(texts)]
+        same += not all(is_one)
         examples.append(
             RankingExample(
                 query=record.get_as(query, str),
-                candidates=tuple(texts),
-                grades=values,
+                candidates=tuple(itertools.compress(texts, is_one)),
+                grades=tuple(itertools.compress(known, is_one)),
                 id=id_of(record.get(number), place),
                 where=record.where,
             )
         )
     names = (query, listed, *(() if listed else (positive, *negatives)), grades)
-    return Examples(examples, columns=names)
+    return Examples(examples, {SAME: same}, names)
 
 
 def _grouped(table: Table, query: str, passage: str, grade: str, number: str) -> Examples:
@@ -309,11 +329,16 @@ def _grouped(table: Table, query: str, passage: str, grade: str, number: str) ->
     for place, (text, records) in enumerate(groups.items()):
         grades = [label_number(record.get(grade), record.where) for record in records]
         known = tuple(value for value in grades if value is not None)
+        if known and len(known) < len(grades):
+            raise InputError(
+                f"{records[grades.index(None)].where} has no {grade!r}, and other candidates of its query have one; "
+                "add it, or remove the row"
+            )
         examples.append(
             RankingExample(
                 query=text,
                 candidates=tuple(record.get_as(passage, str) for record in records),
-                grades=known if len(known) == len(grades) else (),
+                grades=known,
                 id=id_of(records[0].get(number), place),
                 where=records[0].where,
             )

@@ -110,6 +110,12 @@ ALIKE = {"skipped: all candidates alike": 1}
             {},
         ),
         (
+            "train.jsonl",
+            '{"query": "q", "positive": ["a", "d"], "negative": ["b", "d"], "neg_2": "c", "scores": [4, 3, 1, 3, 2]}\n',
+            [("q", ("a", "d", "b", "c"), (4.0, 3.0, 1.0, 2.0), 0)],
+            {"negatives equal to the positive": 1},
+        ),
+        (
             "rows.tsv",
             "query\tpassage\tlabel\nq\ta\t1\nr\tb\t0\nq\tc\t0\nr\td\t1\n",
             [("q", ("a", "c"), (1.0, 0.0), 0), ("r", ("b", "d"), (0.0, 1.0), 1)],
@@ -194,6 +200,13 @@ def test_a_run_that_is_none(tmp_path, text, said):
             '{"query": "q", "documents": ["a", "b"], "labels": [1, 1]}',
             "",
             "no query has candidates of different",
+        ),
+        ('{"query": "q", "documents": ["a", "b"], "labels": 1}', "", ":1 has 1 labels for 2 candidates"),
+        ('{"query": "q", "documents": ["a", "b"], "labels": [1, null]}', "", ":1 has 1 labels for 2 candidates"),
+        (
+            '{"query": "q", "passage": "a", "label": 1}\n{"query": "q", "passage": "b", "label": null}',
+            "",
+            "train.jsonl:2 has no 'label', and other candidates of its query have one",
         ),
         ('{"documents": ["a"], "labels": [1]}', "", "has no column query"),
         ('{"query": "q", "passage": "a"}', "", "has no column label"),

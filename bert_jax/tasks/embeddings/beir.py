@@ -164,6 +164,15 @@ def read_run(path: str) -> dict[str, list[str]]:
     }
 
 
+def beir_files(place: str, split: str) -> list[str]:
+    """Returns the files that `read_beir` reads of a directory, in which there may be others."""
+    return [
+        *texts_files(place, "corpus"),
+        *texts_files(place, "queries"),
+        *_find_qrels(place, split),
+    ]
+
+
 def texts_files(place: str, name: str) -> list[str]:
     """Returns the files of the corpus or of the queries."""
     one = [path for path in readers.files_in(place, f"{name}.*") if _plain_stem(path) == name]

@@ -37,8 +37,7 @@ def read_corpus(paths: list[str], column: str) -> Iterator[ToRead]:
     """
     number = 0
     for path in paths:
-        is_table = readers.plain_name(path).endswith(_TABLES)
-        for where, value in _rows(path) if is_table else _lines(path):
+        for where, value in table_rows(path) if is_table(path) else _lines(path):
             number += 1
             if not isinstance(value, str) or value.strip():
                 yield partial(_passage, number, where, value, is_json_lines(path), column)
@@ -50,7 +49,12 @@ def _lines(path: str) -> Iterator[tuple[str, str]]:
         yield from decoded_lines(stream, path, f"{path}:")
 
 
-def _rows(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def is_table(path: str) -> bool:
+    """Returns whether a file has columns, by its name."""
+    return readers.plain_name(path).endswith(_TABLES)
+
+
+def table_rows(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields where each row of a table stands, and its values by column; a few rows are in memory."""
     for table in readers.read_tables(path, _ROWS):
         yield from ((record.where, record) for record in table.records)
@@ -59,7 +63,10 @@ def _rows(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _passage(*line: Any) -> tuple[str, str]:
     """Returns the id, as a text, and the text."""
     given, text = passage_of(*line)
-    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False), text
+    # a table may have dates and bytes
+    return given if isinstance(given, str) else json.dumps(
+        given, ensure_ascii=False, default=str
+    ), text
 
 
 def passage_of(
@@ -86,9 +93,10 @@ def passage_of(
         if record is None:
             return str(number), text
     if not isinstance(record.get(column), str):
-        raise InputError(
-            f'{where}: the object has no "{column}" that is a text; write {{"{column}": "..."}}'
-        )
+        kind, fix = "object", f'write {{"{column}": "..."}}'
+        if not isinstance(value, str):
+            kind, fix = "row", "call the column of texts so"
+        raise InputError(f'{where}: the {kind} has no "{column}" that is a text; {fix}')
     title = record.get("title")
     given = record.get("_id", record.get("id"))
     text = f"{title} {record[column]}" if isinstance(title, str) else record[column]

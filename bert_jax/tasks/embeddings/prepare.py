@@ -23,6 +23,7 @@ from typing import NamedTuple, get_type_hints
 
 import numpy as np
 
+from bert_jax.batches.order import mix_by_weights
 from bert_jax.data import records
 from bert_jax.data.building import finished_manifest, unfinished, uploaded
 from bert_jax.data.prepare import load_once
@@ -32,12 +33,13 @@ from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import Section, setting
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
-from bert_jax.tasks import readers
-from bert_jax.tasks.embeddings.beir import TextsExample, beir_place
+from bert_jax.tasks.embeddings.beir import TextsExample, beir_files, beir_place
 from bert_jax.tasks.embeddings.prepared import Source
 from bert_jax.tasks.embeddings.read import (
+    NO_TEXT,
     are_alone,
     are_taught,
+    find_table,
     is_graded,
     is_squad,
     read_parts,
@@ -50,6 +52,7 @@ from bert_jax.version import __version__
 SHARD_BYTES = 128 << 20
 _EXAMPLES_AT_ONCE = 8192  # that are read and tokenized together
 _ROWS_AT_ONCE = 4096
+_MOST = 65535  # tokens of a row, and texts
 # An example of a file that was read: where its tokens and texts begin, how many texts it has.
 EXAMPLE = np.dtype([("tokens", "<i8"), ("texts", "<i8"), ("count", "<u2")])
 TEXT = np.dtype([("length", "<u2"), ("hash", "<u8"), ("score", "<f4")])
@@ -101,6 +104,7 @@ class Counts(NamedTuple):
     largest_score: float = 0.0
     smallest_score: float = 0.0
     positive: int = 0  # the hash of the positive, if all have the same; else 0
+    empty: int = 0  # rows that were left out, since a text is empty
 
     def and_of(self, other: "Counts") -> "Counts":
         """Returns what is known of these examples and of others."""
@@ -119,6 +123,7 @@ class Counts(NamedTuple):
             largest_score=max(self.largest_score, other.largest_score),
             smallest_score=min(self.smallest_score, other.smallest_score),
             positive=self.positive if self.positive == other.positive else 0,
+            empty=self.empty + other.empty,
         )
 
 
@@ -166,6 +171,8 @@ def say_pairs(manifest: JsonObject, seconds: float) -> None:
     texts = f"{figures['texts']:,} texts, {figures['truncated']:,} of them cut"
     rows = f"rows of {row['length']} tokens and at most {row['max_sequences']} texts"
     say(f"{figures['examples']:,} examples of {texts}, in {rows}; {seconds:.0f} s")
+    if figures["empty"]:
+        say(f"  {NO_TEXT}: {figures['empty']:,}")
     for source in manifest["sources"]:
         weight = f", weight {source['weight']:g}" if source["weight"] else ""
         say(f"  {source['name']}: {source['rows']:,}{weight}")
@@ -257,6 +264,8 @@ class Sources(NamedTuple):
     def of(cls, inputs: str, names: Sequence[str], weights: Sequence[float]) -> "Sources":
         """Returns the sources that `inputs` names. Raises: InputError as `prepare_pairs`."""
         given = [part for part in files.split_places(inputs) if part]
+        if not given:
+            raise InputError(f"input {inputs!r} names no pairs; give a file or a directory")
         names = names or [_name_of(source) for source in given]
         _check_sources(given, names, weights)
         return cls(names, weights, [_places_of(source) for source in given])
@@ -287,11 +296,12 @@ def _places_of(source: str) -> list[str]:
     """Returns what of a source is read by itself: its files, or itself."""
     if source.startswith("tfds:") or is_squad(source):
         return [source]
-    if glob.has_magic(source) or (not urls.is_remote(source) and os.path.isfile(source)):
+    is_folder = not urls.is_remote(source) and os.path.isdir(source)  # its name may have [ ] in it
+    if not is_folder and (glob.has_magic(source) or os.path.isfile(source)):
         return files.expand_globs(source)
     if beir_place(source, "train"):
         return [source]
-    found = readers.find_split_file(source, "train")
+    found = find_table(source, "train")
     if not found:
         raise InputError(f"input {source!r} has no training data; give a file")
     return [found] if found.startswith("tfds:") else files.expand_globs(found)
@@ -302,7 +312,7 @@ def digest_of(place: str) -> str:
     if place.startswith("tfds:") or is_squad(place):
         return f"{place} "
     folder = beir_place(place, "train")
-    found = readers.files_in(folder, "**") if folder else [place]
+    found = beir_files(folder, "train") if folder else [place]
     return "".join(f"{files.sha256_file(urls.local_copy(each))} " for each in found)
 
 
@@ -310,7 +320,7 @@ def _check_alike(places: Sequence[str], pieces: "Sequence[Counts]") -> None:
     """Raises: InputError if a file has no example, or examples of another kind than the first."""
     for place, piece in zip(places, pieces):
         if not piece.examples:
-            raise InputError(f"{place} has no example; leave it out")
+            raise InputError(f"{place} has no example; leave it out, or name its columns of texts")
         if piece.graded != pieces[0].graded:
             kinds = ["has graded pairs", "has pairs without scores"]
             first, other = kinds if pieces[0].graded else reversed(kinds)
@@ -369,7 +379,7 @@ class Plan(NamedTuple):
         """Returns the plan. Raises: InputError if files do not go together."""
         _check_alike(sources.files, pieces)
         counts = functools.reduce(Counts.and_of, pieces)
-        if counts.positive:
+        if counts.positive and counts.examples > 2 and not counts.graded:
             raise InputError(
                 f"all examples of {sources.files[0]} have the same positive; check --second_text_column"
             )
@@ -381,6 +391,13 @@ class Plan(NamedTuple):
             Source(name, end - start, weight)
             for name, weight, start, end in zip(sources.names, weights, starts, source_ends)
         ]
+        rows = tuple(source.rows for source in of_sources)
+        for source, drawn in zip(of_sources, mix_by_weights(rows, tuple(sources.weights)).drawn):
+            if not drawn:
+                raise InputError(
+                    f"weight {source.weight:g} of {source.name} is less than an example of {sum(rows):,} in an epoch; "
+                    "raise it, or leave the source out"
+                )
         plan = cls(counts, of_sources, ends, ())
         shards = _shards(source_ends, plan.dtype(tokenizer).itemsize)
         return plan._replace(shards=tuple(shards))
@@ -429,9 +446,13 @@ def parts_of(
     config: TaskConfig, place: str, tokenizer: Tokenizer
 ) -> Iterator[tuple[Arrays, Counts]]:
     """Yields the examples of a file, some thousand at a time, and what is known of them."""
+    empty = 0
     for examples in read_parts(config, place, _EXAMPLES_AT_ONCE):
+        empty += examples.counts.get(NO_TEXT, 0)
         if examples:
-            yield _arrays(examples, config, tokenizer)
+            arrays, counts = _arrays(examples, config, tokenizer)
+            yield arrays, counts._replace(empty=empty)
+            empty = 0
 
 
 def _arrays(
@@ -457,10 +478,18 @@ def _arrays(
         hashes.append(_hash(fitted[use].known))
     texts["length"], texts["hash"], texts["score"] = lengths, hashes, scores
     table = np.zeros(len(examples), EXAMPLE)
-    table["count"] = [len(example.texts) for example in examples]
-    ends = np.cumsum(table["count"], dtype=np.int64)
-    table["texts"] = ends - table["count"]
+    numbers = np.array([len(example.texts) for example in examples])
+    ends = np.cumsum(numbers)
     bounds = np.concatenate([[0], np.cumsum(texts["length"], dtype=np.int64)])
+    sizes = bounds[ends] - bounds[ends - numbers]
+    if (too_large := np.flatnonzero(np.maximum(numbers, sizes) > _MOST)).size:
+        first = too_large[0]
+        raise InputError(
+            f"{examples[first].where} has {numbers[first]} texts of {sizes[first]} tokens, and a row holds {_MOST}; "
+            "lower --max_seq_length, or give fewer negatives"
+        )
+    table["count"] = numbers
+    table["texts"] = ends - numbers
     table["tokens"] = bounds[table["texts"]]
     positives = np.unique(texts["hash"][table["texts"] + 1])
     counts = Counts(
@@ -468,8 +497,8 @@ def _arrays(
         texts=len(uses),
         tokens=int(bounds[-1]),
         truncated=cut,
-        longest=int((bounds[ends] - table["tokens"]).max()),
-        most=int(table["count"].max()),
+        longest=int(sizes.max()),
+        most=int(numbers.max()),
         graded=is_graded(examples),
         alone=are_alone(examples),
         taught=are_taught(examples),

@@ -156,7 +156,7 @@ class PreparedPairs:
         self._has_scores = has_scores
         self._verify = verify
         self._data = FinetuneDataConfig()
-        self._sources = [Source(**source) for source in manifest["sources"]]
+        self.sources = [Source(**source) for source in manifest["sources"]]
         self.is_graded = manifest["graded"]
         self.are_alone = manifest["alone"]
         self.are_taught = manifest["taught"]
@@ -167,7 +167,7 @@ class PreparedPairs:
         self.metric = "spearman" if self.is_graded else "ndcg@10"
 
     def __len__(self) -> int:
-        return sum(source.rows for source in self._sources)
+        return sum(source.rows for source in self.sources)
 
     def as_set(self, data: FinetuneDataConfig) -> None:
         """Has rows be read as the settings of a run say, before they are asked for."""
@@ -179,11 +179,13 @@ class PreparedPairs:
         about = self._about
         data = self._data
         fingerprint = records.fingerprint_of(about.manifest)
+        if any(source.weight for source in self.sources):  # they change the order of a run
+            fingerprint += f" {[source.weight for source in self.sources]}"
         config = DataConfig(data.path, seed=data.seed, verify=self._verify)
         config = dataclasses.replace(config, window_mb=data.window_mb, cache_gb=data.cache_gb)
         rows: RowSource | Sequence[StreamedSplit]
         if data.stream == "on" or (data.stream == "auto" and is_large(about, config)):
-            rows = _streams(about, self._sources, config)
+            rows = _streams(about, self.sources, config)
             count = sum(stream.num_rows for stream in rows)
         else:
             rows = records.open_rows(about, self._verify).train
@@ -194,7 +196,7 @@ class PreparedPairs:
             raise InputError(
                 f"{about.path / MANIFEST} has {len(self)} rows, and its files others; {_REMEDY}"
             )
-        return PairRows(rows, lengths, self._sources, fingerprint, self._has_scores)
+        return PairRows(rows, lengths, self.sources, fingerprint, self._has_scores)
 
     @property
     def has_negatives(self) -> bool:
@@ -231,13 +233,20 @@ def open_pairs(place: str, config: TaskConfig, verify: bool = True) -> PreparedP
     options = manifest["identity"]["options"]
     run = {name: getattr(config.embedding, name) for name in MADE_WITH[1:]}
     run["max_seq_length"] = config.max_seq_length
+    if config.name == "reranking":  # which predicts without prompts
+        run |= {"query_prompt": "", "passage_prompt": ""}
     for name in MADE_WITH:
         if options[name] != run[name]:
             made = (
                 f"{place} was prepared with {name} {options[name]!r}, and the run has {run[name]!r}"
             )
-            setting = name if name == "max_seq_length" else f"embedding.{name}"
-            raise InputError(f"{made}; prepare it again with --{name}, or set task.{setting}")
+            if name == "max_seq_length":
+                fix = f", or set task.{name}"
+            elif config.name == "reranking":
+                fix = ", as a reranker has none"
+            else:
+                fix = f", or set task.embedding.{name}"
+            raise InputError(f"{made}; prepare it again with --{name}={run[name]!r}{fix}")
     if about.url:
         urls.copy_beside(str(where), about.url, [manifest["lengths"]["name"]])
     files.check_sizes(about.path, [manifest["lengths"]], _REMEDY)

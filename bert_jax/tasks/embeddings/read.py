@@ -61,7 +61,11 @@ _SCORES = (
 )
 _TAUGHT = ("scores",)  # a teacher's, of positives and then of negatives, in a list
 _IDS = ("id", "idx", "index", "pair_id")
-_NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}", re.IGNORECASE)
+_VERSIONED = {
+    split: (*stems, *(rf"{stem}-v\d\.\d" for stem in stems))
+    for split, stems in readers.SPLITS.items()
+}
+NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}", re.IGNORECASE)
 _NLI = ("entailment", "neutral", "contradiction")
 _UNAGREED = ("-", None)  # hidden, or people did not agree
 NO_TEXT = "skipped: a text is empty"
@@ -151,7 +155,7 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if directory := beir_place(source, split):
         found = read_beir(directory, split)
         return _without_empty(found, counts=found.counts) if split == "train" else found
-    path = readers.find_split_file(source, split)
+    path = find_table(source, split)
     if not path:
         return TextsExamples()
     if _is_text(config, path):
@@ -160,6 +164,13 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if "paragraphs" in table.columns:
         return _of_pairs(read_squad_file(path), path)
     return _of_table(config, table.filled())
+
+
+def find_table(source: str, split: str) -> str:
+    """Returns the file of a split, as `readers.find_split_file`; of a directory also SQuAD's, named by its version."""
+    place = readers.part_of(source, split)
+    is_folder = place and not readers.is_one_place(place)
+    return readers.find_split_file(source, split, _VERSIONED if is_folder else readers.SPLITS)
 
 
 def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamples]:
@@ -291,12 +302,14 @@ def _scores_of(record: Record, name: str, count: int) -> tuple[float, ...]:
     if given is None:
         return ()
     values = given if isinstance(given, list) else [given]
-    if len(values) != count:
+    numbers = [label_number(value, record.where) for value in values]
+    known = tuple(number for number in numbers if number is not None)
+    if not len(known) == len(numbers) == count:
         raise InputError(
-            f"{record.where} has {len(values)} {name} for {count} positives and negatives; give each one, and no text "
+            f"{record.where} has {len(known)} {name} for {count} positives and negatives; give each one, and no text "
             "that is empty"
         )
-    return tuple(label_number(value, record.where) or 0.0 for value in values)
+    return known
 
 
 def _labels(config: TaskConfig, table: readers.Table, label: str) -> list[object]:
@@ -338,7 +351,7 @@ def _columns(
     if len(names) < 2:
         return names, (), ""
     negatives = named or [
-        name for name in columns if _NEGATIVE.fullmatch(name) and name not in names
+        name for name in columns if NEGATIVE.fullmatch(name) and name not in names
     ]
     label = config.label_column or ("" if negatives else find_column(_SCORES, columns))
     return names, negatives, label

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from builders import first_batches, message, write
+from builders import first_batches, message, tokens_at, tokens_of, write
 
 from bert_jax.batch import Row
 from bert_jax.batches.order import Mix, StreamedPlan, mix_by_weights, plan_epoch
@@ -23,6 +24,7 @@ from bert_jax.batches.shapes import needed_flops
 from bert_jax.data import blocks
 from bert_jax.errors import StoppedError
 from bert_jax.model.heads.embedding import EMBEDDINGS
+from bert_jax.model.heads.ranking import RANKING
 from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, RankingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage.files import sha256_file
@@ -32,7 +34,6 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings import prepare as module
 from bert_jax.tasks.embeddings.prepare import PairOptions, prepare_pairs
 from bert_jax.tasks.prepare import fingerprint
-from bert_jax.tasks.reranking import RankingExample
 
 WORDS = ("ban", "bes", "kut", "dar", "lin", "mot", "the", "gen")
 TASK = TaskConfig(name="embeddings", max_seq_length=16)
@@ -142,7 +143,7 @@ def test_rows_are_those_of_the_table(prepared, rows_of, tmp_path, monkeypatch, k
 def taught(tmp_path):
     rng = np.random.default_rng(0)
     rows = [row | {"scores": rng.normal(size=1 + len(row["negative"])).tolist()} for row in pairs(20)]
-    rows[3] |= {"anchor": "ban " * 12, "positive": "kut " * 20}  # both are cut
+    rows[4] |= {"anchor": "ban " * 12, "positive": "kut " * 20}  # both are cut
     return rows
 
 
@@ -162,33 +163,73 @@ def reranking(loss):
 
 @pytest.mark.parametrize("loss", ["mse", "softmax"])
 def test_candidates_of_a_reranker(prepared, bert, tmp_path, taught, loss):
+    """Those of the table: queries without negatives are left out of both."""
     rows = taught if loss == "mse" else pairs(20)
     prepared(write(tmp_path / "train.jsonl", jsonl(rows)), tmp_path / "pairs")
     task, tokenizer = reranking(loss), bert.tokenizer.cutting_as_hub()
     found = task.read(str(tmp_path / "pairs"), "train")
     assert task.settle(found) == task.config
     stored = task.make_rows(found, tokenizer, True).rows
-    examples = []  # those of the table that are not alike, and here also those
-    for row in rows:
-        negatives = [text for text in row["negative"] if text != row["positive"]]
-        grades = row.get("scores") or [1.0] + [0.0] * len(negatives)
-        examples.append(RankingExample(row["anchor"], (row["positive"], *negatives), tuple(grades)))
-    wanted = task.make_rows(examples, tokenizer, True).rows
-    assert isinstance(stored, CandidateRows) and len(stored) == len(wanted) == 20
+    read = task.read(str(tmp_path / "train.jsonl"), "train")
+    wanted = task.make_rows(read, tokenizer, True).rows
+    assert isinstance(stored, CandidateRows) and len(stored) == len(wanted) == 13
+    assert read.counts["skipped: all candidates alike"] == stored.num_left_out == 7
     for mine, theirs, lengths in zip(wanted, stored, stored.lengths.tolist()):
+        assert mine.example == theirs.example
         assert mine.lengths == theirs.lengths == tuple(filter(None, lengths))
         np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
         np.testing.assert_array_equal(mine.type_ids, theirs.type_ids)
         np.testing.assert_array_equal(theirs.label, np.float32(mine.label))
 
 
+GRADED = [{"sentence1": f"ban {word}", "sentence2": word, "score": len(word)} for word in WORDS[:4]]
+
+
 @pytest.mark.parametrize(
-    ("is_taught", "loss", "said"), [(True, "bce", "is not from 0 to 1"), (False, "softmax", "has no hard")]
+    ("kinds", "loss", "said"),
+    [
+        (["taught"], "bce", "is not from 0 to 1"),
+        (["plain"], "softmax", "has no hard"),
+        (["taught", "mined"], "mse", "has a teacher's scores of some queries, and none of others"),
+        (
+            ["graded"],
+            "listnet",
+            "has graded pairs, a candidate for each query, and ranking.loss listnet compares several",
+        ),
+        (["mined", "plain"], "softmax", "no query of plain has a hard negative"),
+    ],
 )
-def test_what_a_reranker_cannot_learn_is_named(prepared, tmp_path, taught, is_taught, loss, said):
-    prepared(write(tmp_path / "train.jsonl", jsonl(taught if is_taught else PLAIN)), tmp_path / "pairs")
+def test_what_a_reranker_cannot_learn_is_named(prepared, bert, tmp_path, taught, kinds, loss, said):
+    rows = {"taught": taught, "plain": PLAIN, "mined": pairs(9), "graded": GRADED}
+    places = [write(tmp_path / f"{kind}.jsonl", jsonl(rows[kind])) for kind in kinds]
+    prepared(",".join(places), tmp_path / "pairs")
     task = reranking(loss)
-    assert said in message(task.settle, task.read(str(tmp_path / "pairs"), "train"))
+
+    def run():
+        found = task.read(str(tmp_path / "pairs"), "train")
+        task.settle(found)
+        task.make_rows(found, bert.tokenizer.cutting_as_hub(), True)
+
+    assert said in message(run)
+
+
+def test_graded_pairs_are_learnt_one_by_one(prepared, bert, tmp_path):
+    prepared(write(tmp_path / "graded.jsonl", jsonl(GRADED)), tmp_path / "pairs")
+    task, tokenizer = reranking("mse"), bert.tokenizer.cutting_as_hub()
+    found = task.read(str(tmp_path / "pairs"), "train")
+    assert task.settle(found) == task.config
+    rows = task.make_rows(found, tokenizer, True).rows
+    assert [row.label for row in rows] == [(0.0, 3.0)] * 4
+
+
+def test_a_reranker_has_no_prompts(prepared, tmp_path):
+    prepared(write(tmp_path / "a.jsonl", jsonl(pairs(5))), tmp_path / "pairs", query_prompt="ban ")
+    for prompt in ("", "ban "):
+        task = make_task(dataclasses.replace(reranking("mse").config, embedding=EmbeddingConfig(query_prompt=prompt)))
+        said = (
+            "with query_prompt 'ban ', and the run has ''; prepare it again with --query_prompt='', as a reranker has"
+        )
+        assert said in message(task.read, str(tmp_path / "pairs"), "train")
 
 
 @pytest.mark.parametrize(("pack", "bucket"), [("on", True), ("off", True), ("off", False)])
@@ -268,19 +309,57 @@ def test_pairs_in_a_bucket(prepared, rows_of, tmp_path, bucket):
         ("same.jsonl", {}, "have the same positive"),
         ("a.jsonl", {"query_prompt": "ban " * 20}, "leaves no room for a text after it"),
         ("empty.jsonl", {}, "empty.jsonl has no example; leave it out"),
+        (",", {}, "input ',' names no pairs"),
+        ("a.jsonl,empty.tsv", {}, "empty.tsv has no example; leave it out, or name its columns"),
+        ("a.jsonl,b.jsonl", {"weights": [1.0, 0.01]}, "weight 0.01 of b is less than an example of 8 in an epoch"),
+        ("large.jsonl", {}, "large.jsonl:1 has 4502 texts of 72032 tokens, and a row holds 65535"),
     ],
 )
 def test_what_cannot_be_prepared_is_named(prepared, tmp_path, monkeypatch, inputs, options, said):
     monkeypatch.setattr(module, "_EXAMPLES_AT_ONCE", 2)
     monkeypatch.chdir(tmp_path)
-    for name in ("a.jsonl", "a2/a.jsonl"):
+    for name in ("a.jsonl", "b.jsonl", "a2/a.jsonl"):
         write(tmp_path / name, jsonl(PLAIN))
     write(tmp_path / "graded.tsv", "sentence1\tsentence2\tscore\na\tb\t1\n")
     write(tmp_path / "changes.jsonl", jsonl([*PLAIN[:2], pairs(3)[2]]))
     write(tmp_path / "same.jsonl", jsonl(row | {"positive": "gen"} for row in PLAIN))
     write(tmp_path / "empty.jsonl", "\n")
+    write(tmp_path / "empty.tsv", "query\tpositive\na\t\n\tb\n")
+    write(
+        tmp_path / "large.jsonl",
+        jsonl([{"anchor": "ban " * 20, "positive": "bes " * 20, "negative": ["kut " * 20] * 4500}]),
+    )
     assert said in message(prepared, inputs, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_directories_of_any_name_and_files_of_squad(prepared, tmp_path, capsys):
+    """Rows without a text are told; and a file of one pair is no mistake in the columns."""
+    folder = tmp_path / "my [1], data"
+    place = write(folder / "train.jsonl", jsonl([*PLAIN[:1], {"anchor": "ban", "positive": " "}]))
+    for source in (folder, place):
+        assert prepared(source, tmp_path / f"of {Path(source).name}", names=["one"])["figures"]["examples"] == 1
+        assert "skipped: a text is empty: 1" in capsys.readouterr().err
+    parts = tmp_path / "parts [2]"
+    for number in range(2):
+        write(parts / "a", "")
+        table = pyarrow.table({name: [row[name] for row in PLAIN] for name in PLAIN[0]})
+        pyarrow.parquet.write_table(table, parts / f"train-{number:05d}-of-00002.parquet")
+    assert prepared(parts, tmp_path / "of_parts", names=["parts"])["figures"]["examples"] == 8
+    paragraphs = [{"context": word, "qas": [{"id": word, "question": "ban"}]} for word in WORDS[:3]]
+    write(tmp_path / "squad/train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    assert prepared(tmp_path / "squad", tmp_path / "of_squad")["sources"][0] == {
+        "name": "squad",
+        "rows": 3,
+        "weight": 0.0,
+    }
+
+
+def test_pairs_may_be_made_in_the_directory_of_their_corpus(prepared, tmp_path, capsys):
+    table_of(tmp_path, "beir")
+    for _ in range(2):
+        prepared(tmp_path / "train.beir", tmp_path / "train.beir" / "pairs")
+    assert "is already complete" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -423,6 +502,43 @@ def test_pairs_are_streamed_from_a_bucket(prepared, bert, tmp_path, bucket, monk
         rows.close()
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert not list((tmp_path / "cache").rglob("train-*")) and labels[0] == labels[1]
+
+
+def test_queries_without_negatives_are_left_out_of_a_stream(prepared, bert, tmp_path, bucket, monkeypatch):
+    """An epoch has each other query once, at a URL as on this disk, and windows have blocks with and without any."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 400)
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    rows = [pairs(40), [row for row in pairs(90, 1) if not row["negative"]] + pairs(9, 2)]
+    inputs = ",".join(write(tmp_path / f"{n}.jsonl", jsonl(part)) for n, part in enumerate(rows))
+    task, tokenizer, found = reranking("softmax"), bert.tokenizer.cutting_as_hub(), []
+    for place in (f"{bucket}/pairs", str(tmp_path / "pairs")):
+        prepared(inputs, place)
+        examples = task.read(place, "train")
+        data = FinetuneDataConfig(path=place, batch_size=8, seed=3, stream="on", window_mb=0.004, cache_gb=3e-5)
+        examples.as_set(data)
+        stored = task.make_rows(examples, tokenizer, True).rows
+        assert stored.stretches == (26, 6) and len(stored) == 32 and stored.num_left_out == 47
+        batches = first_batches(stored, RANKING, data, 8)[1]  # two epochs
+        found.append(batches)
+        stored.close()
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    wanted = Counter(str(tokens_of(row)) for row in stored.take(np.arange(32)))
+    for epoch in (found[1][:4], found[1][4:]):
+        seen = Counter()
+        for batch in epoch:
+            for places, _, there in zip(*batch.labels):
+                if there.any():
+                    seen[str([tokens_at(batch, place) for place in places[there == 1]])] += 1
+        assert seen == wanted
+
+
+def test_a_run_goes_on_with_the_weights_it_began_with(prepared, rows_of, tmp_path):
+    inputs = ",".join(write(tmp_path / f"{n}.jsonl", jsonl(pairs(5, n))) for n in range(2))
+    found = []
+    for number, weights in enumerate(([], [1.0, 1.0], [1.0, 2.0])):
+        prepared(inputs, tmp_path / f"out{number}", weights=weights)
+        found.append(fingerprint(rows_of(tmp_path / f"out{number}")))
+    assert len(set(found)) == 3
 
 
 def test_rows_with_scores_of_a_teacher_have_a_fingerprint():
