@@ -6,6 +6,7 @@ the score of the positive. Names and order of the limits are those of sentence-t
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -17,7 +18,8 @@ from bert_jax.data.vectors import unit
 from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.inference.features import sentence_embeddings
-from bert_jax.inference.predict import Predictor
+from bert_jax.inference.predict import Predictor, task_of
+from bert_jax.tasks.classify import NumbersTask
 from bert_jax.tasks.embeddings.search import BLOCK, nearest
 from bert_jax.tasks.texts import Scored
 
@@ -52,6 +54,9 @@ class Limits(NamedTuple):
         """Raises: InputError if there is no room for the negatives."""
         if num_negatives < 1:
             raise InputError(f"num_negatives {num_negatives} is below 1; give how many a pair has")
+        for name, limit in zip(self._fields[2:], self[2:]):
+            if limit is not None and not math.isfinite(limit):
+                raise InputError(f"{name} {limit} is no number; leave it out for no limit")
         if self.range_min < 0 or self.range_max < 0:
             least = min(self.range_min, self.range_max)
             raise InputError(f"range_min and range_max count passages, and one is {least}; use 0")
@@ -119,11 +124,14 @@ def mine_negatives(
         raise InputError(
             "there is no pair to find negatives for; give pairs of a query and a passage"
         )
-    passages = list(dict.fromkeys(itertools.chain(corpus, (positive for _, positive in pairs))))
-    number_of = {text: number for number, text in enumerate(passages)}
+    forms: dict[str, str] = {}  # by the text without blanks around it, as a corpus has it
+    for text in itertools.chain(corpus, (positive for _, positive in pairs)):
+        forms.setdefault(text.strip(), text)
+    passages = list(forms.values())
+    number_of = {form: number for number, form in enumerate(forms)}
     positives: dict[str, dict[int, None]] = {}  # of each query, in their order
     for query, positive in pairs:
-        positives.setdefault(query, {})[number_of[positive]] = None
+        positives.setdefault(query, {})[number_of[positive.strip()]] = None
     most = max(Counter(query for query, _ in pairs).values())
     depth = limits.depth(num_negatives, most, judge is not None)
     found = _found(bert, passages, positives, number_of, depth + most)
@@ -187,7 +195,7 @@ def _found(
     # one more than are asked for: the query's own text may be among them
     results = nearest(queries, blocks(), min(depth + 1, len(passages)))
     for place, (query, own) in enumerate(positives.items()):
-        itself = number_of.get(query, -1)
+        itself = number_of.get(query.strip(), -1)
         near = zip(results.numbers[place].tolist(), results.scores[place].tolist())
         candidates = [(number, cosine) for number, cosine in near if number != itself]
         cosines = kept[np.searchsorted(needed, list(own))] @ queries[place]
@@ -215,6 +223,18 @@ def _judged(judge: Judge, passages: Sequence[str], found: Iterator[_Found]) -> I
                 candidates={number: said[number] for number in each.candidates},
             )
         beat()
+
+
+def load_judge(bert: Pretrained, place: str, long_texts: str = "cut") -> Judge:
+    """Returns the judge that a model from `place` makes. Raises: InputError if it gives a pair of texts no number."""
+    task = task_of(bert)
+    if not isinstance(task, NumbersTask) or task.config.num_texts == 1:
+        does = task.config.name if task is not None else bert.task
+        raise InputError(
+            f"{place} does not give a pair of texts a number (its task is {does}); give a reranker, as "
+            "finetune:reranking trains it, a CrossEncoder of one output, or a regression of pairs"
+        )
+    return judge_of(Predictor(bert, long_texts))
 
 
 def judge_of(predictor: Predictor) -> Judge:

@@ -114,15 +114,18 @@ def rerank_by_maxsim(
 ) -> list[list[Hit]]:
     """Returns the k best of the passages that were found for each query, by the `maxsim` of a model, best first.
 
-    Passages that were found for several queries are encoded once. Raises: InputError as `multi_vectors`.
+    Passages that were found for several of some dozen queries are encoded once. Raises: InputError as `multi_vectors`.
     """
-    asked = multi_vectors(bert, queries, kind="query", long_texts=long_texts)
-    texts = list(dict.fromkeys(hit.passage.text for hits in found for hit in hits))
-    vectors = dict(zip(texts, multi_vectors(bert, texts, kind="passage", long_texts=long_texts)))
     best = []
-    for query, hits in zip(asked, found):
-        (scores,) = maxsim([query], [vectors[hit.passage.text] for hit in hits])
-        best.append(_ordered(hits, scores, k))
+    asked = zip(queries, found)
+    while part := list(itertools.islice(asked, JUDGED_AT_ONCE)):
+        queried = multi_vectors(bert, [query for query, _ in part], "query", 0, long_texts)
+        texts = list(dict.fromkeys(hit.passage.text for _, hits in part for hit in hits))
+        vectors = dict(zip(texts, multi_vectors(bert, texts, "passage", 0, long_texts)))
+        for query, (_, hits) in zip(queried, part):
+            (scores,) = maxsim([query], [vectors[hit.passage.text] for hit in hits])
+            best.append(_ordered(hits, scores, k))
+        beat()
     return best
 
 

@@ -16,7 +16,7 @@ from bert_jax.storage.files import open_binary
 from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
-from bert_jax.tasks.embeddings.corpus import passage_of
+from bert_jax.tasks.embeddings.corpus import is_table, passage_of, table_rows
 from bert_jax.tasks.json_values import parse_json
 
 Item = TypeVar("Item")
@@ -60,7 +60,11 @@ def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
 
 
 def read_passages(path: str) -> Iterator[tuple[Any, str]]:
-    """Yields the id and the text of each line, blank ones too, as `passage_of`, which says what it raises."""
+    """Yields the id and the text of each line or row of a table, blank ones too, as `passage_of`, which says more."""
+    if is_table(path):
+        for number, (where, row) in enumerate(table_rows(path), 1):
+            yield passage_of(number, where, row, is_json=False)
+        return
     with open_lines(path) as stream:
         for number, (where, text) in enumerate(read_input(stream, path), 1):
             yield passage_of(number, where, text, is_json_lines(path))

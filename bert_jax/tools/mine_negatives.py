@@ -19,6 +19,7 @@ from absl import flags
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.storage.stores import is_remote
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_writer, read_passages
@@ -66,8 +67,7 @@ def main() -> None:
         check_file(OUTPUT.value, PAIRS.value, CORPUS.value)
     # before JAX starts its threads
     reuse_freed_memory()
-    from bert_jax.inference.negatives import Limits, judge_of, mine_negatives
-    from bert_jax.inference.predict import load_predictor
+    from bert_jax.inference.negatives import Limits, load_judge, mine_negatives
     from bert_jax.tasks.embeddings.beir import beir_place, read_corpus
 
     limits = Limits(
@@ -90,7 +90,9 @@ def main() -> None:
         raise InputError(
             f"--checkpoint={CHECKPOINT.value} has vectors of tokens or of words; give a model with one of a text"
         )
-    judge = judge_of(load_predictor(JUDGE.value, dtype=DTYPE.value)) if JUDGE.value else None
+    judge = None
+    if JUDGE.value:
+        judge = load_judge(cli.load_model(JUDGE.value, DTYPE.value), f"--judge={JUDGE.value}")
     mined = mine_negatives(
         bert,
         [(example.texts[0], example.texts[1]) for example in pairs],
@@ -115,10 +117,11 @@ def main() -> None:
 def _pairs() -> "TextsExamples":
     """Returns the pairs. Raises: InputError if there is none, or if they are graded or texts alone."""
     from bert_jax.tasks.embeddings.read import are_alone, is_graded, read_texts
+    from bert_jax.tasks.readers import is_one_place
 
     settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig())
     source = PAIRS.value
-    if os.path.isfile(source):
+    if os.path.isfile(source) or (is_remote(source) and is_one_place(source)):
         # also one that is called dev.jsonl
         source = f"train={source}"
     pairs = read_texts(settings, source, "train")

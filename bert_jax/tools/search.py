@@ -11,12 +11,14 @@ tokens, or by a reranker, which reads the query and the passage as a pair.
 
 An output whose name ends in .trec is a TREC run: query, Q0, passage, rank, score, tag.
 
-A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files. What has no
-id has the number of its line, from 1. Each line of queries has a result, which is empty for a blank one; blank passages
-are not found. The search is exact. The corpus is read once, and may be larger than memory.
+A line is a text, or a JSON object with "text" and, if it has them, "_id" and "title", as in BEIR's files; a CSV, TSV or
+Parquet file has columns of these names. What has no id has the number of its line, from 1. Each line of queries has a
+result, which is empty for a blank one; blank passages are not found. The search is exact. The corpus is read once, and
+may be larger than memory.
 """
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -77,8 +79,8 @@ def main() -> None:
         show = _run_of
     # before JAX starts its threads
     reuse_freed_memory()
-    from bert_jax.inference.negatives import judge_of
-    from bert_jax.inference.predict import Predictor
+    from bert_jax.inference.late_interaction import is_of_tokens
+    from bert_jax.inference.negatives import load_judge
     from bert_jax.inference.search import Passage, rerank_by_maxsim, rerank_by_pairs, search
 
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
@@ -89,15 +91,22 @@ def main() -> None:
     else:
         corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
     judge = cli.load_model(RERANK_MODEL.value, DTYPE.value) if RERANK.value else None
+    rerank = None
+    if judge is not None and RERANK.value == "pairs":
+        scores_of = load_judge(judge, f"--rerank_model={RERANK_MODEL.value}", LONG_TEXTS.value)
+        rerank = partial(rerank_by_pairs, scores_of)
+    elif judge is not None:
+        if not is_of_tokens(judge):
+            raise InputError(
+                f"--rerank_model={RERANK_MODEL.value} has no vectors of tokens; give a multi_vector model"
+            )
+        rerank = partial(rerank_by_maxsim, judge, long_texts=LONG_TEXTS.value)
     most = K.value if judge is None else max(K.value, CANDIDATES.value)
     found = search(
         bert, asked, corpus, most, long_texts=LONG_TEXTS.value, candidates=CANDIDATES.value
     )
-    if judge is not None and RERANK.value == "pairs":
-        scores_of = judge_of(Predictor(judge, LONG_TEXTS.value))
-        found = rerank_by_pairs(scores_of, asked, found, K.value)
-    elif judge is not None:
-        found = rerank_by_maxsim(judge, asked, found, K.value, LONG_TEXTS.value)
+    if rerank is not None:
+        found = rerank(queries=asked, found=found, k=K.value)
     settings = bert.embedding
     is_cosine = judge is None and (settings is None or settings.embedding.kind == "dense")
     if isinstance(corpus, Vectors):

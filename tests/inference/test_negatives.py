@@ -11,7 +11,7 @@ from commands import run_python
 
 from bert_jax import InputError, Limits, load_pretrained, mine_negatives, save_pretrained
 from bert_jax.inference import negatives as module
-from bert_jax.inference.negatives import judge_of
+from bert_jax.inference.negatives import judge_of, load_judge
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tasks.embeddings.read import read_texts
@@ -118,12 +118,35 @@ def test_random_ones_are_of_those_within_the_limits(vectors):
         ({"num_negatives": 0}, "num_negatives 0 is below 1"),
         ({"limits": Limits(range_min=-1)}, "one is -1"),
         ({"limits": Limits(range_min=4, range_max=6)}, "no room for num_negatives 3"),
+        ({"limits": Limits(max_score=float("nan"))}, "max_score nan is no number; leave it out"),
         ({"sampling": "best"}, "sampling 'best' is unknown; use top or random"),
         ({"pairs": []}, "there is no pair"),
     ],
 )
 def test_what_leaves_no_negatives_is_named(options, said):
     assert said in message(mine_negatives, None, **({"pairs": PAIRS} | options))
+
+
+def test_blanks_around_a_text_make_no_other_text(vectors):
+    """A corpus is read without them, and a table as it is."""
+    corpus = [PASSAGES[0], PASSAGES[1], "query 0"]
+    (mined,) = mine_negatives(None, [("query 0", f" {PASSAGES[0]} ")], corpus, 3)
+    assert mined.negatives == [PASSAGES[1]]
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "does"),
+    [
+        ("sentence_embedding", TaskConfig(name="embeddings"), "embeddings"),
+        ("sequence_classification", TaskConfig(name="regression", num_texts=1), "regression"),
+        ("encoder", None, "encoder"),
+        ("pretraining", None, "pretraining"),
+    ],
+)
+def test_a_judge_that_gives_no_numbers_is_named(bert, task, settings, does):
+    of_task = dataclasses.replace(bert, task=task, task_settings=to_dict(settings) if settings else {})
+    said = f"DIR does not give a pair of texts a number (its task is {does}); give a reranker"
+    assert said in message(load_judge, of_task, "DIR")
 
 
 def test_a_judge_gives_numbers():

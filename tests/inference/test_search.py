@@ -11,7 +11,7 @@ from commands import run_python
 from bert_jax import sentence_embeddings
 from bert_jax.data.vectors import unit
 from bert_jax.inference import search as module
-from bert_jax.inference.search import Hit, Passage, rerank_by_pairs, search
+from bert_jax.inference.search import Hit, Passage, rerank_by_maxsim, rerank_by_pairs, search
 from bert_jax.tools.lines import read_passages
 
 ENDS = ("the", "gen", "mot", ".")
@@ -48,6 +48,22 @@ def test_a_reranker_orders_what_was_found(monkeypatch):
     assert [hit.score for hit in best[0]] == [3.0, 2.0, 1.0] and asked == [4, 2]
 
 
+def test_candidates_are_encoded_a_part_of_the_queries_at_a_time(monkeypatch):
+    asked = []
+
+    def vectors_of(bert, texts, kind, *options):
+        asked.append((kind, len(texts)))
+        return [np.full((1, 1), len(text), np.float32) for text in texts]
+
+    monkeypatch.setattr(module, "multi_vectors", vectors_of)
+    monkeypatch.setattr(module, "JUDGED_AT_ONCE", 2)
+    passages = [Passage(number, "x" * number) for number in (1, 2, 3)]
+    found = [[Hit(passage, 0.0) for passage in passages], [Hit(passages[1], 0.0)], []]
+    best = rerank_by_maxsim(None, ["aa", "b", "c"], found, 2)
+    assert [[(hit.passage.id, hit.score) for hit in hits] for hits in best] == [[(3, 6.0), (2, 4.0)], [(2, 2.0)], []]
+    assert asked == [("query", 2), ("passage", 3), ("query", 1), ("passage", 0)]
+
+
 @pytest.mark.slow
 def test_the_command(pretrained, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
@@ -73,5 +89,9 @@ def test_lines_are_texts_or_objects_with_ids_as_given(tmp_path):
     lines = ["a", "", '{"_id": 7, "text": " b "}', '{"_id": null, "title": "t", "text": "c"}', "{d} e"]
     found = list(read_passages(write(tmp_path / "a.txt", "\n".join(lines))))
     assert found == [("1", "a"), ("2", ""), (7, "b"), ("4", "t c"), ("5", "{d} e")]
+    rows = read_passages(write(tmp_path / "a.csv", '_id,text\nx,"a, b"\ny, \n'))
+    assert list(rows) == [("x", "a, b"), ("y", "")]
+    other = read_passages(write(tmp_path / "a.tsv", "7\tthe text\n8\tanother\n"))
+    assert 'a.tsv:2: the row has no "text" that is a text; call the column of texts so' in message(list, other)
     damaged = read_passages(write(tmp_path / "a.jsonl", '{"_id": "1", "text": "a"\n'))
     assert "a.jsonl:1 is not JSON" in message(list, damaged)
