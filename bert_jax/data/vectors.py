@@ -188,11 +188,16 @@ def open_vectors(path: AnyPath, verify: bool = True) -> Vectors:
     place = source.on_this_machine()
     manifest = read_manifest(place)
     files.allow_many_files()  # each shard is one
+    like = quantize(np.zeros((2, manifest["dimensions"]), np.float32), manifest["precision"])
     shards = []
     for shard in manifest["shards"]:
         check_files(place, shard, verify)
-        with files.reading(shard["vectors"]["name"]):
-            shards.append(np.load(place / shard["vectors"]["name"], mmap_mode="r"))
+        name = shard["vectors"]["name"]
+        with files.reading(str(place / name)):
+            codes = np.load(place / name, mmap_mode="r")
+        if (codes.dtype, codes.shape) != (like.dtype, (shard["rows"], like.shape[1])):
+            raise InputError(f"{place / name} is not as {MANIFEST} says; {_REMEDY}")
+        shards.append(codes)
     return Vectors(place, manifest, shards, np.cumsum([len(shard) for shard in shards]))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of a corpus that need not fit in memory, written shard by shard by all processes of a job.
 
-Shard i holds lines i x R to (i + 1) x R of those of the corpus that are not blank. A process makes those of the missing
-shards that are its own, counted in turn, and reads past the others. Each has a record once it is whole, so a stopped
-command goes on with what is missing, in any number of processes.
+Shard i holds lines i x R to (i + 1) x R of those of the corpus that are not blank; if none has a text, there is none. A
+process makes those of the missing shards that are its own, counted in turn, and reads past the others. Each has a
+record once it is whole, so a stopped command goes on with what is missing, in any number of processes.
 """
 
 import hashlib
@@ -104,11 +104,17 @@ def write_vectors(
             return stored.read_manifest(place)
         lines = read_corpus(sources, text_column)
         written = 0
+        blank = 0
         for number, part in _missing(lines, shard_rows, there):
             with under_way("a shard of vectors"):
-                _write_shard(place, number, part, precision, embed)
-            written += 1
+                is_written = _write_shard(place, number, part, precision, embed)
+            written += is_written
+            blank += 0 if is_written else len(part)
         total = len(there) + sum(map(int, job.exchange("shards are written", str(written))))
+        if not total and blank:
+            raise InputError(
+                f"none of {blank} lines or rows of {corpus} has a text; correct the input, or give --text_column"
+            )
         if not total:
             raise InputError(f"corpus {corpus} has no text; give files with texts")
         if precision in stored.RANGED:
@@ -197,19 +203,26 @@ def _write_shard(
     lines: list[ToRead],
     precision: str,
     embed: Callable[[list[str]], np.ndarray],
-) -> None:
+) -> bool:
     """Makes the vectors of some lines, and writes them, the ids and texts, and at last a record of the shard.
 
-    Raises: InputError if no line has a text, or one cannot be used.
+    Returns whether a line has a text; if none has, there is no shard.
+
+    Raises: InputError if one cannot be used, or has a vector that is not finite.
     """
     began = time.monotonic()
     passages = [(id_, text) for id_, text in (read() for read in lines) if text]
     if not passages:
+        return False
+    vectors = embed([text for _, text in passages])
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        id_, text = passages[int(np.argmin(finite))]
         raise InputError(
-            f"none of {len(lines)} lines or rows has a text; correct the input, or give --text_column"
+            f"the vector of passage {id_} ({text!r:.60}) is not finite; the model is damaged, or its type too small"
         )
+    vectors = stored.unit(vectors)
     texts = stored.write_texts(place, f"texts-{number:05d}.parquet", passages)
-    vectors = stored.unit(embed([text for _, text in passages]))
     name = f"vectors-{number:05d}.npy"
     codes = vectors
     if precision in stored.RANGED:  # the codes are made when all ranges are known
@@ -226,6 +239,7 @@ def _write_shard(
     write_json(_record_of(place, number), record)
     speed = len(passages) / (time.monotonic() - began)
     say(f"shard {number}: {len(passages):,} texts, {speed:,.0f} a second")
+    return True
 
 
 def _encode_shards(place: Place, precision: str, total: int) -> None:

@@ -145,6 +145,29 @@ def test_what_makes_no_directory_is_refused(bert, tmp_path, name, content, preci
     assert told in message(write_vectors, bert, write(tmp_path / name, content), tmp_path / "out", precision)
 
 
+def test_lines_without_a_text_make_no_shard(bert, tmp_path, embedded):
+    """Also the last lines, and where a stopped command goes on."""
+    lines = [json.dumps({"text": text}) for text in ("ban", " ", "", "", "bes kut", "")]
+    corpus, out = write(tmp_path / "a.jsonl", "\n".join(lines)), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        embedded[1][:] = [1]
+        write_vectors(bert, corpus, out, shard_rows=2)
+    embedded[1].clear()
+    assert write_vectors(bert, corpus, out, shard_rows=2)["rows"] == 2
+    assert embedded[0] == [["ban"], ["bes kut"]]
+    opened = open_vectors(out)
+    assert list(opened.passages(np.arange(2)).values()) == [("1", "ban"), ("5", "bes kut")]
+    np.testing.assert_array_equal(np.concatenate(opened.shards), unit(sentence_embeddings(bert, ["ban", "bes kut"])))
+
+
+def test_a_vector_that_is_not_finite_is_told_with_its_text(bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module, "sentence_embeddings", lambda bert, texts, **options: np.array([[1, 2], [3, np.inf]][: len(texts)])
+    )
+    corpus = write(tmp_path / "a.txt", "ban\nbes\n")
+    assert "the vector of passage 2 ('bes') is not finite" in message(write_vectors, bert, corpus, tmp_path / "out")
+
+
 def test_shards_of_other_processes_that_are_not_seen_are_told(bert, corpus, tmp_path, monkeypatch):
     class Job(type(module.this_job())):
         def exchange(self, topic, value=""):
@@ -183,9 +206,14 @@ def test_damage_is_told_when_a_directory_is_opened(bert, corpus, tmp_path):
     shard.write_bytes(whole[:-1])
     assert f"{shard} has {len(whole) - 1} bytes, the manifest says" in message(open_vectors, out, verify=False)
     shard.write_bytes(whole)
+    texts = (out / "texts-00001.parquet").read_bytes()
     (out / "texts-00001.parquet").unlink()
     assert "texts-00001.parquet is missing" in message(open_vectors, out)
     manifest = json.loads((out / "manifest.json").read_text())
+    (out / "texts-00001.parquet").write_bytes(texts)
+    for change in ({"precision": "float16"}, {"dimensions": 31}):
+        (out / "manifest.json").write_text(json.dumps(manifest | change))
+        assert "vectors-00000.npy is not as manifest.json says; copy" in message(open_vectors, out)
     (out / "manifest.json").write_text(json.dumps(manifest | {"format": "bert_jax rows"}))
     assert "give a directory that extract_features --output=DIR/ has written" in message(open_vectors, out)
 
