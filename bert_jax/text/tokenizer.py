@@ -124,8 +124,9 @@ class Tokenizer:
         return self.tokens(self.encode(text, allow_special))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Returns the tokens with these ids."""
-        return [self.vocab[index] for index in ids]
+        """Returns the tokens with these ids; one that a table has beyond the vocabulary is shown as its number."""
+        most = self.vocab_size
+        return [self.vocab[index] if index < most else f"[{index}]" for index in ids]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Returns readable text: pieces joined to words, words separated by blanks.
