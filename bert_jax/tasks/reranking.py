@@ -37,7 +37,7 @@ from bert_jax.tasks.base import (
 from bert_jax.tasks.candidates import CandidateRows
 from bert_jax.tasks.embeddings.beir import beir_place, read_beir, read_run
 from bert_jax.tasks.embeddings.prepared import PreparedPairs
-from bert_jax.tasks.embeddings.read import NEGATIVE, SAME, find_prepared
+from bert_jax.tasks.embeddings.read import NEGATIVE, NO_TEXT, SAME, find_prepared
 from bert_jax.tasks.labels import label_number
 from bert_jax.tasks.readers import Examples, Table, find_split_file, read_table
 from bert_jax.tasks.records import Record, find_column, id_of, no_column
@@ -101,13 +101,15 @@ class RerankingTask(Task[RankingExample, Ranked]):
         found = _examples(self.config, read_table(path).filled(), split)
         if split == "test":
             return found
+        asked = [each for each in found if each.query.strip()]
         # those have nothing to learn or to find
-        told = [each for each in found if len(set(each.grades)) > 1]
+        told = [each for each in asked if len(set(each.grades)) > 1]
         if not told:
             raise InputError(
                 f"{path}: no query has candidates of different grades; give each a better and a worse one"
             )
-        counts = {**found.counts, _ALIKE: len(found) - len(told)}
+        left_out = {NO_TEXT: len(found) - len(asked), _ALIKE: len(asked) - len(told)}
+        counts = found.counts | left_out
         return Examples(told, counts, found.columns)
 
     def parse(self, value, where):
@@ -309,7 +311,7 @@ def _examples(config: TaskConfig, table: Table, split: str) -> Examples:
         same += not all(is_one)
         examples.append(
             RankingExample(
-                query=record.get_as(query, str),
+                query="" if record.get(query) is None else record.get_as(query, str),
                 candidates=tuple(itertools.compress(texts, is_one)),
                 grades=tuple(itertools.compress(known, is_one)),
                 id=id_of(record.get(number), place),

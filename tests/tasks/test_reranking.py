@@ -116,6 +116,13 @@ ALIKE = {"skipped: all candidates alike": 1}
             {"negatives equal to the positive": 1},
         ),
         (
+            "train.jsonl",
+            '{"query": null, "pos": "a", "neg": "b"}\n{"query": " ", "pos": "a", "neg": "b"}\n'
+            '{"query": "q", "pos": "a", "neg": "b"}\n',
+            [("q", ("a", "b"), (1.0, 0.0), 2)],
+            {"skipped: a text is empty": 2},
+        ),
+        (
             "rows.tsv",
             "query\tpassage\tlabel\nq\ta\t1\nr\tb\t0\nq\tc\t0\nr\td\t1\n",
             [("q", ("a", "c"), (1.0, 0.0), 0), ("r", ("b", "d"), (0.0, 1.0), 1)],

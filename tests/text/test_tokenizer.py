@@ -137,6 +137,7 @@ def test_of_duplicate_lines_the_last_counts(tmp_path):
     assert tokenizer.vocab_size == 9
     assert tokenizer.mask_id == 8
     assert tokenizer.tokens([5, 7]) == ["a", "a"]
+    assert tokenizer.tokens([5, 9999]) == ["a", "[9999]"]  # of a table with more rows
 
 
 def test_special_tokens_in_text_are_text_unless_allowed(small):
