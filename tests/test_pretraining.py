@@ -187,6 +187,24 @@ def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path,
         np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
 
 
+@pytest.mark.slow
+def test_a_run_of_muon_goes_on_from_mesh_to_mesh(toy_data, tmp_path, monkeypatch):
+    """Its matrices are orthogonalized whole, wherever their parts are."""
+    optimizer = OptimizerConfig(name="muon", learning_rate=1e-3, warmup_steps=3, layer_decay=0.9)
+    config = tiny_run(toy_data, optimizer=optimizer)
+    train(dataclasses.replace(config, mesh=ONE_DEVICE), tmp_path / "whole")
+    for step, mesh, zero1 in ((3, MeshConfig(data=2, fsdp=2, tensor=2), "off"), (7, MeshConfig(data=8), "on")):
+        divided = dataclasses.replace(config, mesh=mesh, train=dataclasses.replace(config.train, zero1=zero1))
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            assert step <= train(divided, tmp_path / "run").step < 12
+    train(dataclasses.replace(config, mesh=ONE_DEVICE), tmp_path / "run")
+    ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "whole")
+    assert sorted(ours) == sorted(theirs)
+    for step in theirs:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
+
+
 def test_a_finished_run_is_not_trained_again(finished, toy_data):
     workdir, result = finished
     before = read_metrics(workdir / "metrics.jsonl")

@@ -113,14 +113,15 @@ def one_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> tuple[ob
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """BERT's AdamW, LAMB or StableAdamW, and Google's schedule.
+    """BERT's AdamW, LAMB, StableAdamW or Muon, and Google's schedule.
 
-    Source: google-research/bert optimization.py; You et al. 2019; Wortsman et al. 2023.
+    Source: google-research/bert optimization.py; You et al. 2019; Wortsman et al. 2023; Jordan et al. 2024.
     """
 
-    # "adamw"; "lamb" for batches of tens of thousands, to use with bias_correction; or "stable_adamw", which clips the
-    # update of each parameter, to use with bias_correction and with clip_norm=0
-    name: str = choice("adamw", "lamb", "stable_adamw")
+    # "adamw"; "lamb" for batches of tens of thousands, to use with bias_correction; "stable_adamw", which clips the
+    # update of each parameter, to use with bias_correction and with clip_norm=0; or "muon", which makes updates of the
+    # matrices inside layers orthogonal, of the size of AdamW's, and leaves the rest to AdamW
+    name: str = choice("adamw", "lamb", "stable_adamw", "muon")
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
     # warm-up as a share of the run's steps, instead of warmup_steps, which must be 0 then
@@ -140,7 +141,7 @@ class OptimizerConfig(Section):
     bias_correction: bool = False  # Adam's bias correction; Google's optimizer has none
     # parameters with LAMB's trust ratio: "decayed" (those with weight decay) or "all"
     trust_ratio_for: str = choice("decayed", "all")
-    # "float32" or "bfloat16", the type of Adam's first moment; the second stays float32
+    # "float32" or "bfloat16", the type of Adam's first moment, and of Muon's; the second stays float32
     state_dtype: str = choice("float32", "bfloat16")
     # ratio of a layer's learning rate to that of the one above; embeddings are below layer 0
     layer_decay: float = setting(1.0, least=ABOVE_0, most=1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer and the learning rate. The only home of Optax."""
 
+import operator
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -10,7 +11,7 @@ import optax
 from jax.tree_util import KeyPath
 
 from bert_jax.batch import PyTree
-from bert_jax.devices.sharding import is_stacked, match_rule, path_name
+from bert_jax.devices.sharding import is_stacked, match_rule, path_name, whole
 from bert_jax.settings.pretraining import OptimizerConfig
 
 # (pattern of a whole parameter path, whether weight decay applies). The first match wins. Source: google-research/bert
@@ -58,7 +59,7 @@ def learning_rate_at(
 
 
 class Moments(NamedTuple):
-    """Running means of the gradient, in OptimizerConfig.state_dtype, and of its square, in float32."""
+    """Running means of the gradient, in OptimizerConfig.state_dtype, and of its square, in float32; Muon lacks this."""
 
     mean: PyTree
     square: PyTree
@@ -137,6 +138,73 @@ def scale_by_layer_trust_ratio(
 def _axes_of_one(path: KeyPath, array: jax.Array) -> tuple[int, ...]:
     """Returns the axes of one parameter: in a stack of layers all but the first, so that stacking changes nothing."""
     return tuple(range(1 if is_stacked(path_name(path)) else 0, array.ndim))
+
+
+# Of Muon: the momentum, and the coefficients of a polynomial that brings singular values from 0 to 1 near to 1.
+_MOMENTUM = 0.95
+_ODD = (3.4445, -4.7750, 2.0315)
+# the root of the mean square of an update of AdamW's
+_AS_LARGE = 0.2
+
+
+def is_matrix(params: PyTree) -> PyTree:
+    """Returns a tree that is True for the matrices inside layers: one for each kernel, with the heads side by side."""
+
+    def is_one(path: KeyPath, _: jax.Array) -> bool:
+        name = path_name(path)
+        return is_stacked(name) and name.endswith("/kernel")
+
+    return jax.tree_util.tree_map_with_path(is_one, params)
+
+
+def is_no_matrix(params: PyTree) -> PyTree:
+    """Returns a tree that is True for what `is_matrix` leaves."""
+    return jax.tree.map(operator.not_, is_matrix(params))
+
+
+def scale_by_muon() -> optax.GradientTransformation:
+    """Returns Muon's update of stacks of matrices: Nesterov's momentum, made orthogonal, as large as AdamW's updates.
+
+    Momentum has no bias correction, which would change the direction. Source: Jordan et al. 2024; Liu et al. 2025 for
+    the size, 0.2 as the root of the mean square.
+    """
+
+    def blend(mean: jax.Array, gradient: jax.Array) -> jax.Array:
+        return _MOMENTUM * mean + (1 - _MOMENTUM) * gradient
+
+    def scaled(matrices: jax.Array) -> jax.Array:
+        return orthogonalized(matrices) * (_AS_LARGE * max(matrices.shape[-2:]) ** 0.5)
+
+    def update(
+        gradients: PyTree, moments: Moments, params: PyTree = None
+    ) -> tuple[PyTree, Moments]:
+        mean = jax.tree.map(blend, moments.mean, gradients)
+        ahead = jax.tree.map(blend, mean, gradients)
+        return jax.tree.map(scaled, ahead), Moments(mean, ())
+
+    def init(params: PyTree) -> Moments:
+        return Moments(jax.tree.map(jnp.zeros_like, params), ())
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def orthogonalized(matrices: jax.Array) -> jax.Array:
+    """Returns matrices [..., in, out] with singular values from 0.68 to 1.21, by five steps of Newton-Schulz.
+
+    Values below 0.0015 of the matrix's norm stay smaller. Optax's `scale_by_muon` does the same, and corrects the bias
+    of the momentum.
+    """
+    linear, cubic, quintic = _ODD
+    # gathered once and divided again at the end: of parts, each product would gather what it multiplies
+    matrices = whole(matrices)
+    # products of the shorter side are smaller
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = linear * x + (cubic * square + quintic * square @ square) @ x
+    return whole(x.mT if is_tall else x)
 
 
 def clip_updates(
@@ -228,7 +296,7 @@ def reset_moments(state: PyTree) -> PyTree:
 def make_optimizer(
     config: OptimizerConfig, num_steps: int, first_step: int = 0
 ) -> optax.GradientTransformation:
-    """Returns BERT's AdamW, LAMB or StableAdamW: clip, Adam's ratio, decoupled weight decay, their own scaling, rate.
+    """Returns BERT's AdamW, LAMB, StableAdamW or Muon: clip, ratio, decoupled weight decay, their own scaling, rate.
 
     It expects the gradients of the global batch, so clipping comes after all reductions.
     """
@@ -239,9 +307,13 @@ def make_optimizer(
     )
     if config.state_dtype != "float32":
         adam = store_mean_in(config.state_dtype, adam, "mu" if config.bias_correction else "mean")
+    ratios = (adam,)
+    if config.name == "muon":
+        muon = store_mean_in(config.state_dtype, scale_by_muon(), "mean")
+        ratios = (optax.masked(muon, is_matrix), optax.masked(adam, is_no_matrix))
     # Decay comes after Adam's ratio, so that the root of the squares does not divide it
     # (decoupled).
-    adamw = (adam, optax.add_decayed_weights(config.weight_decay, decay_mask))
+    adamw = (*ratios, optax.add_decayed_weights(config.weight_decay, decay_mask))
     if config.name == "stable_adamw":
         adamw = (clip_updates(optax.chain(*adamw), config.beta2, config.epsilon),)
     everywhere = lambda params: jax.tree.map(lambda _: True, params)  # noqa: E731

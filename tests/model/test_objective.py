@@ -122,7 +122,7 @@ def test_a_run_that_is_older_than_a_setting_resumes(toy_data, tmp_path):
     del before["run"]["masking"]["whole_word"], before["run"]["optimizer"]["name"]
     write_json(tmp_path / "config.json", before)
     check_workdir(tmp_path, identity, config)  # it had the meaning of the default
-    for name in ("lamb", "stable_adamw"):
+    for name in ("lamb", "stable_adamw", "muon"):
         other = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name=name))
         with pytest.raises(InputError, match=r"another optimizer\.name;"):
             check_workdir(tmp_path, {**identity, "run": to_dict(other)}, other)

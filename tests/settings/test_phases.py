@@ -214,9 +214,9 @@ def test_a_second_phase_may_be_added_to_a_run_that_is_done(whole, toy_data, tmp_
     assert problem in message(train, with_second(path=str(toy_data)), tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_moments_in_bfloat16_are_restored_bit_for_bit(toy_data, tmp_path, monkeypatch):
-    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=3, state_dtype="bfloat16")
+@pytest.mark.parametrize("name", [pytest.param("adamw", marks=pytest.mark.slow), "muon"])
+def test_moments_in_bfloat16_are_restored_bit_for_bit(toy_data, tmp_path, monkeypatch, name):
+    optimizer = OptimizerConfig(name=name, learning_rate=1e-3, warmup_steps=3, state_dtype="bfloat16")
     config = tiny_run(toy_data, mesh=ONE_DEVICE, optimizer=optimizer, train=TrainConfig(num_steps=6))
     uninterrupted = train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:

@@ -65,6 +65,15 @@ def test_a_mean_in_bfloat16_takes_two_bytes_less_for_each_parameter(bias_correct
     assert wide["total"] - narrow["total"] == wide["params"] // 2
 
 
+def test_muon_keeps_one_moment_of_its_matrices():
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    config = tiny_run("data", model=tiny_model())
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="muon"))
+    found = memory_of(config, mesh)
+    matrices = 2 * (4 * 32 * 32 + 2 * 32 * 64)  # of two layers
+    assert found["optimizer"] == pytest.approx(2 * found["params"] - 4 * matrices, abs=8)
+
+
 def test_the_line_names_every_kind_and_the_total():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4), jax.devices())
     config = tiny_run("data", model=tiny_model())

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from builders import computed, task_params, tiny_model
+from builders import computed, drawn_params, task_params, tiny_model
 
 from bert_jax.devices.sharding import path_name
 from bert_jax.errors import InputError
@@ -23,6 +23,7 @@ from bert_jax.training.optim import (
     make_optimizer,
     reset_moments,
     scale_by_depth,
+    scale_by_muon,
 )
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_steps=4)
@@ -221,6 +222,73 @@ def test_stable_adamw_needs_corrected_moments():
     OptimizerConfig(name="stable_adamw", bias_correction=True).validate()
 
 
+def newton_schulz(matrix):
+    """Returns a matrix after the published five steps, in float64: Jordan et al. 2024."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    wide = matrix / (np.sqrt((matrix**2).sum()) + 1e-7)
+    if tall := wide.shape[0] > wide.shape[1]:
+        wide = wide.T
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide.T if tall else wide
+
+
+def muon(value, gradients, config):
+    """Returns one matrix after each step, in float64: Liu et al. 2025, equation 4, with Nesterov's momentum."""
+    buffer, values = 0.0, []
+    for step, gradient in enumerate(gradients):
+        buffer = 0.95 * buffer + gradient
+        update = 0.2 * np.sqrt(max(value.shape)) * newton_schulz(gradient + 0.95 * buffer)
+        value = value - google_rate(step, config, 8) * (update + config.weight_decay * value)
+        values.append(value)
+    return values
+
+
+@pytest.mark.parametrize(("gated", "state_dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_muon_follows_its_formulas_for_each_kernel_of_each_layer_and_adamw_has_the_rest(gated, state_dtype):
+    model = tiny_model(feed_forward="gated" if gated else "plain", score_bias="buckets" if gated else "none")
+    params = jax.tree.map(np.asarray, drawn_params(model, "sequence_classification", 3))
+    config = dataclasses.replace(CONFIG, name="muon", warmup_steps=1, weight_decay=0.1, clip_norm=0.0)
+    rng = np.random.default_rng(0)
+    gradients = [jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), params) for _ in range(3)]
+    traces = []
+    for name in ("muon", "adamw"):
+        optimizer = make_optimizer(dataclasses.replace(config, name=name, state_dtype=state_dtype), 8)
+        ours, state, step = params, jax.jit(optimizer.init)(params), step_of(optimizer)
+        traces.append([])
+        for gradient in gradients:
+            ours, state = step(gradient, state, ours)
+            traces[-1].append(jax.device_get(ours))
+    kernels = set()
+    found, others = ([jax.tree.leaves(tree) for tree in trace] for trace in traces)
+    flat = [[np.float64(leaf) for leaf in jax.tree.leaves(tree)] for tree in gradients]
+    for index, (path, value) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
+        name = path_name(path)
+        if not re.fullmatch("encoder/layers/.*/kernel", name):
+            np.testing.assert_array_equal([each[index] for each in found], [each[index] for each in others])
+            continue
+        kernels.add(name.removeprefix("encoder/layers/").removesuffix("/kernel"))
+        for layer in range(len(value)):
+            expected = muon(np.float64(value[layer]), [each[index][layer] for each in flat], config)
+            close = 3e-6 if state_dtype == "float32" else 1e-4
+            np.testing.assert_allclose([each[index][layer] for each in found], expected, rtol=0, atol=close)
+    blocks = {f"attention/{part}" for part in ("query", "key", "value", "output")}
+    assert kernels == blocks | {"mlp/intermediate", "mlp/output", *["mlp/gate"] * gated}
+
+
+def test_an_update_of_muon_is_as_large_as_adamws_whatever_the_shape_and_zero_without_a_gradient():
+    rng = np.random.default_rng(0)
+    stacks = [np.float32(rng.normal(size=shape)) for shape in ((2, 24, 32), (2, 16, 64), (2, 64, 16), (1, 8, 8))]
+    stacks[-1][:] = 0
+    *updates, nothing = computed(lambda given: scale_by_muon().update(given, scale_by_muon().init(given))[0], stacks)
+    for update in updates:
+        values = np.linalg.svd(update / (0.2 * max(update.shape[1:]) ** 0.5), compute_uv=False)
+        assert 0.67 < values.min() and values.max() < 1.21
+        assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)
+    assert (nothing == 0).all()
+
+
 @jax.jit
 def clipped(gradients):
     """Returns gradients that are clipped by ours and by Optax."""
@@ -262,10 +330,10 @@ def test_updates_shrink_with_the_distance_from_the_top():
         np.testing.assert_array_equal(leaf, np.ones(leaf.shape) * np.reshape(expected, (-1, *[1] * (leaf.ndim - 1))))
 
 
-@pytest.mark.parametrize("bias_correction", [False, True])
-def test_moments_are_reset_and_the_step_of_the_rate_stays(bias_correction):
-    params = {"dense": {"kernel": np.ones((2, 2), np.float32)}}
-    optimizer = make_optimizer(dataclasses.replace(CONFIG, bias_correction=bias_correction), 8)
+@pytest.mark.parametrize(("name", "bias_correction"), [("adamw", False), ("adamw", True), ("muon", True)])
+def test_moments_are_reset_and_the_step_of_the_rate_stays(name, bias_correction):
+    params = {"encoder": {"layers": {"mlp": {"output": {"kernel": np.ones((2, 2, 2), np.float32)}}}}}
+    optimizer = make_optimizer(dataclasses.replace(CONFIG, name=name, bias_correction=bias_correction), 8)
     state = computed(lambda params: optimizer.update(params, optimizer.init(params), params)[1], params)
     again = computed(reset_moments, state)
     assert jax.tree.structure(again) == jax.tree.structure(state)

@@ -20,7 +20,7 @@ from bert_jax.model.objective import Objective, PretrainingObjective
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.memory import gathered_bytes, shard_bytes
-from bert_jax.training.optim import Moments
+from bert_jax.training.optim import Moments, scale_by_muon
 from bert_jax.training.program import Program
 from bert_jax.training.step import abstract_state
 
@@ -225,7 +225,7 @@ def one_mesh():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lamb", "stable_adamw"])
+@pytest.mark.parametrize("name", ["lamb", "stable_adamw", "muon"])
 def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_mesh(name):
     """A trust ratio needs the norm of a whole parameter, wherever its parts are, and a clipped update its mean."""
     batch = random_batch(seed=2)
@@ -238,6 +238,25 @@ def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_m
     assert_same(one, take_steps(batch, {"data": 2, "fsdp": 2, "tensor": 2}, **options))
     assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, zero1="on", **options))
     assert one[0][-1]["loss"] < one[0][0]["loss"]
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_matrices_in_parts_are_gathered_once_to_be_orthogonalized(sizes):
+    name = {"encoder": {"layers": {"mlp": {"output": {"kernel": np.zeros((2, 64, 32), np.float32)}}}}}
+    matrices = jax.tree.map(lambda leaf: np.float32(np.random.default_rng(0).normal(size=leaf.shape)), name)
+    mesh, muon = make_mesh(MeshConfig(**sizes)), scale_by_muon()
+    parts = tree_shardings(mesh, matrices, over_data=True)
+
+    def update(gradients):
+        return muon.update(gradients, muon.init(gradients))[0]
+
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(update, in_shardings=(parts,), out_shardings=parts).lower(matrices).compile()
+        found = compiled(jax.device_put(matrices, parts))
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5), found, update(matrices))
+    sent = hlo.collectives(compiled.as_text())
+    assert {each.kind for each in sent} == {"all-gather"}
+    assert sum(each.count for each in sent) == len(sizes)  # one over each axis
 
 
 def test_steps_of_one_call_are_single_steps():
@@ -397,7 +416,7 @@ def is_moments(part):
 LAYER, HEAD = "encoder/layers/mlp/output/kernel", "mlm/transform/kernel"
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "stable_adamw"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "stable_adamw", "muon"])
 def test_what_no_loss_depends_on_is_not_decayed(name):
     """LAMB would take it to zero: its trust ratio makes up for any rate of decay."""
     unused = PretrainingObjective(tiny_model(), MASKING, MASK, (CLS, SEP), next_sentence=False).unused
