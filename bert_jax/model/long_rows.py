@@ -6,6 +6,8 @@ and of its two neighbours, so its work grows with the length of a row and not wi
 computes each block again.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -17,93 +19,83 @@ SCORES = 2**20  # of a head in a block
 _SMALLEST = 64  # queries of a block in windows
 
 
-def in_blocks(shape: AttentionShape, *arrays: jax.Array, biases: Biases | None = None) -> jax.Array:
-    """Returns the context [B, L, H] of query, key, value [B, L, H], sequence ids [B, L], keys of dropout [B, N, 2].
+def in_blocks(
+    shape: AttentionShape,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequence_ids: jax.Array,
+    dropout_keys: jax.Array,
+    biases: Biases | None = None,
+) -> jax.Array:
+    """Returns the context [B, L, H] of query, key and value [B, L, H], a block of queries after the other.
 
-    `biases` are those of scores.
+    `sequence_ids` are [B, L], `dropout_keys` [B, N, 2]; `biases` are those of scores.
     """
-    query, key, value, ids, keys = arrays
-    rows, size, hidden = query.shape
-    scores = size**2
-    count = -(-scores // SCORES)
-    block = -(-size // count)
-    count = -(-size // block)
-    of_keys, of_values = (
-        array.reshape(rows, size, shape.num_heads, shape.head_size) for array in (key, value)
-    )
+    rows, length, hidden = query.shape
+    most = -(-(length**2) // SCORES)  # blocks, rounded up
+    block = -(-length // most)
+    num_blocks = -(-length // block)
+    heads = (shape.num_heads, shape.head_size)
+    keys = key.reshape(rows, length, *heads)
+    values = value.reshape(rows, length, *heads)
+    columns = jnp.arange(length)
 
-    def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
-        queries, queries_ids, start = block_of
-        places = start + jnp.arange(block)[None, :, None]
-        columns = jnp.arange(size)[None, None, :]
-        sees = jnp.abs(queries_ids)[:, :, None] == ids[:, None, :]
-        sees &= (ids != 0)[:, None, :]
-        sees = sees & (columns <= places) if shape.causal else sees
-
-        def drop(probabilities: jax.Array) -> jax.Array:
-            first, second = (keys[:, :, number, None, None] for number in (0, 1))
-            kept = keeps_at(shape, size, places[:, None], columns[:, None], first, second)
-            return jnp.where(kept, probabilities * shape.rescale, 0)
-
-        queries = queries.reshape(rows, block, shape.num_heads, shape.head_size)
-        dropped = drop if shape.drops else (lambda probabilities: probabilities)
-        bias = None
-        if biases is not None:
-            bias = bias_of_scores(biases, queries, of_keys, -start, shape.precision)
-        context, _ = attend(queries, of_keys, of_values, sees, dropped, shape.precision, bias)
+    def of_block(inputs: tuple[jax.Array, ...]) -> jax.Array:
+        queries, queries_ids, start = inputs
+        queries = queries.reshape(rows, block, *heads)
+        places = (start + jnp.arange(block))[:, None]
+        sees = _sees(shape, queries_ids[:, :, None], sequence_ids[:, None], places, columns)
+        drop = _dropout(shape, length, dropout_keys, places, columns)
+        context = _context(shape, queries, keys, values, sees, drop, biases, ahead=-start)
         return context.reshape(rows, block, hidden)
 
-    blocks = tuple(jnp.moveaxis(_divided(array, block), 1, 0) for array in (query, ids))
-    contexts = jax.lax.map(jax.checkpoint(of_block), (*blocks, jnp.arange(count) * block))
-    return jnp.moveaxis(contexts, 0, 1).reshape(rows, count * block, hidden)[:, :size]
+    starts = block * jnp.arange(num_blocks)
+    queries, queries_ids = (
+        jnp.moveaxis(_divided(array, block), 1, 0) for array in (query, sequence_ids)
+    )
+    contexts = jax.lax.map(jax.checkpoint(of_block), (queries, queries_ids, starts))
+    return jnp.moveaxis(contexts, 0, 1).reshape(rows, num_blocks * block, hidden)[:, :length]
 
 
 def in_windows(
-    shape: AttentionShape, *arrays: jax.Array, biases: Biases | None = None
+    shape: AttentionShape,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequence_ids: jax.Array,
+    dropout_keys: jax.Array,
+    biases: Biases | None = None,
 ) -> jax.Array:
     """Like `in_blocks`, with keys that are at most `shape.window` tokens away."""
-    query, key, value, ids, keys = arrays
-    rows, size, hidden = query.shape
+    rows, length, hidden = query.shape
     block = _window_block(shape)
+    num_blocks = -(-length // block)
 
     def around(array: jax.Array) -> jax.Array:
-        """Returns [B, blocks, 3 x block, ...] of [B, L, ...]."""
-        edge = jnp.zeros((rows, block, *array.shape[2:]), array.dtype)
-        padded = jnp.concatenate([edge, array, edge], axis=1)
-        num_blocks = -(-size // block) + 2
-        divided = _divided(padded, block)
-        divided = divided[:, :num_blocks]
-        return jnp.concatenate([divided[:, :-2], divided[:, 1:-1], divided[:, 2:]], axis=2)
+        """Returns [B, blocks, 3 x block, ...] of [B, L, ...]: each block between its two neighbours."""
+        blocks = _divided(array, block)
+        edge = jnp.zeros_like(blocks[:, :1])
+        blocks = jnp.concatenate([edge, blocks, edge], axis=1)
+        return jnp.concatenate([blocks[:, :-2], blocks[:, 1:-1], blocks[:, 2:]], axis=2)
 
-    queries_ids = _divided(jnp.abs(ids), block)
-    keys_ids = around(ids)
-    count = queries_ids.shape[1]
-    starts = jnp.arange(count)[:, None] * block
-    places = (starts + jnp.arange(block)[None])[None, :, :, None]
-    columns = (starts - block + jnp.arange(3 * block)[None])[None, :, None, :]
-    sees = queries_ids[:, :, :, None] == keys_ids[:, :, None, :]
-    sees &= (keys_ids != 0)[:, :, None, :]
-    sees &= abs(places - columns) <= shape.window
-    sees = sees & (columns <= places) if shape.causal else sees
+    def by_head(array: jax.Array) -> jax.Array:
+        """Returns [B x blocks, tokens, N, D] of [B, blocks, tokens, H]."""
+        return array.reshape(rows * num_blocks, -1, shape.num_heads, shape.head_size)
 
-    def drop(probabilities: jax.Array) -> jax.Array:
-        first, second = (keys[:, None, :, number, None, None] for number in (0, 1))
-        kept = keeps_at(
-            shape, size, places[:, :, None], columns[:, :, None], first, second
-        ).reshape(probabilities.shape)
-        return jnp.where(kept, probabilities * shape.rescale, 0)
-
-    of_queries, of_keys, of_values = (
-        array.reshape(rows * count, array.shape[2], shape.num_heads, shape.head_size)
-        for array in (_divided(query, block), around(key), around(value))
-    )
-    dropped = drop if shape.drops else (lambda probabilities: probabilities)
-    sees = sees.reshape(rows * count, *sees.shape[2:])
-    bias = None
-    if biases is not None:
-        bias = bias_of_scores(biases, of_queries, of_keys, -block, shape.precision)
-    context, _ = attend(of_queries, of_keys, of_values, sees, dropped, shape.precision, bias)
-    return context.reshape(rows, count * block, hidden)[:, :size]
+    starts = block * jnp.arange(num_blocks)[:, None, None]
+    places = starts + jnp.arange(block)[:, None]  # [blocks, block, 1]
+    columns = starts + jnp.arange(-block, 2 * block)  # [blocks, 1, 3 x block]
+    queries_ids = _divided(sequence_ids, block)[:, :, :, None]
+    sees = _sees(shape, queries_ids, around(sequence_ids)[:, :, None], places, columns)
+    sees = sees.reshape(rows * num_blocks, block, 3 * block)
+    # with an axis for the heads
+    drop = _dropout(shape, length, dropout_keys[:, None], places[:, None], columns[:, None])
+    queries = by_head(_divided(query, block))
+    keys = by_head(around(key))
+    values = by_head(around(value))
+    context = _context(shape, queries, keys, values, sees, drop, biases, ahead=-block)
+    return context.reshape(rows, num_blocks * block, hidden)[:, :length]
 
 
 def pays_in_windows(shape: AttentionShape, size: int) -> bool:
@@ -120,3 +112,61 @@ def _divided(array: jax.Array, block: int) -> jax.Array:
     missing = -array.shape[1] % block
     padded = jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
     return padded.reshape(array.shape[0], padded.shape[1] // block, block, *array.shape[2:])
+
+
+# Below, sequence ids and places in the row, of queries and of keys (columns), broadcast against each other.
+
+
+def _sees(
+    shape: AttentionShape,
+    queries_ids: jax.Array,
+    keys_ids: jax.Array,
+    places: jax.Array,
+    columns: jax.Array,
+) -> jax.Array:
+    """Returns which keys each query sees, as `attention_mask`."""
+    sees = (jnp.abs(queries_ids) == keys_ids) & (keys_ids != 0)
+    if shape.window:
+        sees &= jnp.abs(places - columns) <= shape.window
+    if shape.causal:
+        sees &= columns <= places
+    return sees
+
+
+def _dropout(
+    shape: AttentionShape,
+    length: int,
+    dropout_keys: jax.Array,
+    places: jax.Array,
+    columns: jax.Array,
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns the dropout of probabilities, which draws for each score what whole rows would."""
+    if not shape.drops:
+        return lambda probabilities: probabilities
+
+    def drop(probabilities: jax.Array) -> jax.Array:
+        first = dropout_keys[..., 0, None, None]
+        second = dropout_keys[..., 1, None, None]
+        kept = keeps_at(shape, length, places, columns, first, second)
+        kept = kept.reshape(probabilities.shape)
+        return jnp.where(kept, probabilities * shape.rescale, 0)
+
+    return drop
+
+
+def _context(
+    shape: AttentionShape,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    sees: jax.Array,
+    drop: Callable[[jax.Array], jax.Array],
+    biases: Biases | None,
+    ahead: jax.Array | int,
+) -> jax.Array:
+    """Returns the context of some queries; the first key is `ahead` of the first query."""
+    bias = None
+    if biases is not None:
+        bias = bias_of_scores(biases, queries, keys, ahead, shape.precision)
+    context, _ = attend(queries, keys, values, sees, drop, shape.precision, bias)
+    return context
