@@ -14,7 +14,7 @@ so reads the blocks of the streams behind them.
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,15 +107,12 @@ class StreamOrder:
         The places of a batch are in order of streams. Batches start after `rows_before` rows, which an earlier phase
         has taken.
         """
-        # Turn t of stream s is row t V + s of the run: -(-(first - s) // V) turns of it, rounded
-        # up, lie before row `first`.
         first = rows_before + step * batch_size
         streams = np.arange(self.num_streams)
         # of the first row of each stream in the batch
-        turns = -(-(first - streams) // self.num_streams)
-        starts = np.concatenate(
-            [[0], np.cumsum(-(-(first + batch_size - streams) // self.num_streams) - turns)]
-        )
+        turns = self._turns_before(first, streams)
+        counts = self._turns_before(first + batch_size, streams) - turns
+        starts = np.append(0, np.cumsum(counts))
         homes = np.searchsorted(starts, places, side="right") - 1
         found: list[Turns] = []
         edges = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), len(homes)]
@@ -128,7 +125,8 @@ class StreamOrder:
     def _parts(self, stream: int, turns: np.ndarray, begin: int) -> list[Turns]:
         """Returns the windows of some turns of a stream, ascending; `begin` is the place of the first one."""
         epochs = (turns * self.num_streams + stream) // self.num_rows
-        numbers = turns - self._first_turn(stream, epochs)  # in the epoch
+        # in the epoch
+        numbers = turns - self._turns_before(epochs * self.num_rows, stream)
         shift = self.shift(stream)
         windows, inside = np.divmod(numbers + shift, self.window_rows)
         # The first window is cut at its front: its rows begin at 0 all the same.
@@ -165,16 +163,10 @@ class StreamOrder:
 
         A stretch lies inside one block.
         """
-        pieces, ends = self._pieces(window.stream, window.epoch)
-        begin = max(0, window.number * self.window_rows - self.shift(window.stream))
-        end = min(int(ends[-1]), (window.number + 1) * self.window_rows - self.shift(window.stream))
-        first, last = (
-            np.searchsorted(ends, begin, side="right"),
-            np.searchsorted(ends, end, side="left"),
-        )
-        return _cut(
-            pieces[first : last + 1], begin - int(ends[first] - pieces[first, 1]), end - begin
-        )
+        pieces = self._pieces(window.stream, window.epoch)
+        ends = np.cumsum(pieces[:, 1])
+        begin, end = self._bounds(window)
+        return _cut(pieces, ends, begin, min(end, int(ends[-1])))
 
     def blocks(self, window: StreamWindow) -> np.ndarray:
         """Returns the numbers of the blocks that have rows of a window, int64."""
@@ -184,29 +176,34 @@ class StreamOrder:
 
     def next(self, window: StreamWindow) -> StreamWindow:
         """Returns the window that a stream comes to after this one."""
-        length = self._length(window.stream, window.epoch)
-        if (window.number + 1) * self.window_rows - self.shift(window.stream) < length:
+        _, end = self._bounds(window)
+        if end < self._lengths(window.epoch)[window.stream]:
             return window._replace(number=window.number + 1)
         after = window._replace(epoch=window.epoch + 1, number=0)
-        while not self._length(after.stream, after.epoch):  # fewer rows than streams
+        while not self._lengths(after.epoch)[after.stream]:  # fewer rows than streams
             after = after._replace(epoch=after.epoch + 1)
         return after
 
     def first_turn(self, window: StreamWindow) -> int:
         """Returns the turn of its stream with which a window begins."""
-        inside = max(0, window.number * self.window_rows - self.shift(window.stream))
-        return int(self._first_turn(window.stream, np.int64(window.epoch))) + inside
+        begin, _ = self._bounds(window)
+        return self._turns_before(window.epoch * self.num_rows, window.stream) + begin
 
-    def _first_turn(self, stream: int, epochs: np.ndarray | np.int64) -> np.ndarray | np.int64:
-        """Returns the first turn of a stream in each epoch."""
-        return -(-(epochs * self.num_rows - stream) // self.num_streams)
+    def _turns_before(self, row: Any, stream: Any) -> Any:
+        """Returns the turns of a stream before a row of the run, rounded up: turn t of stream s is row t V + s."""
+        return -(-(row - stream) // self.num_streams)
 
-    def _length(self, stream: int, epoch: int) -> int:
-        """Returns the number of rows of a stream in an epoch."""
-        return int(
-            self._first_turn(stream, np.int64(epoch + 1))
-            - self._first_turn(stream, np.int64(epoch))
-        )
+    def _lengths(self, epoch: int) -> np.ndarray:
+        """Returns the rows of each stream in an epoch, int64 [V]."""
+        streams = np.arange(self.num_streams)
+        begin = epoch * self.num_rows
+        after = self._turns_before(begin + self.num_rows, streams)
+        return after - self._turns_before(begin, streams)
+
+    def _bounds(self, window: StreamWindow) -> tuple[int, int]:
+        """Returns the first row of a window among those of its stream in its epoch, and where it ends at the latest."""
+        end = (window.number + 1) * self.window_rows - self.shift(window.stream)
+        return max(0, end - self.window_rows), end
 
     @functools.cached_property
     def _block_ends(self) -> np.ndarray:
@@ -214,34 +211,27 @@ class StreamOrder:
 
     @functools.cached_property
     def _sequence(self) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks as (first row, number of rows), [K, 2], in the order of the sequence, and where each ends."""
+        """The blocks as stretches [K, 2], in the order of the sequence, and where each ends."""
         order = shuffled(np.arange(len(self.block_rows)), len(self.block_rows), self.seed, 0, 0, 1)
-        blocks = np.stack(
-            [(self._block_ends - self.block_rows)[order], self.block_rows[order]], axis=1
-        )
+        firsts = self._block_ends - self.block_rows
+        blocks = np.stack([firsts, self.block_rows], axis=1)[order]
         return blocks, np.cumsum(blocks[:, 1])
 
-    def _pieces(self, stream: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the pieces of a stream in an epoch, in order, and where each piece ends.
-
-        Pieces are blocks, or parts of blocks at the ends of the stream, as (first row, number of rows), [P, 2].
-        """
-        streams = np.arange(self.num_streams)
-        firsts = -(-(epoch * self.num_rows - streams) // self.num_streams)
-        lengths = -(-((epoch + 1) * self.num_rows - streams) // self.num_streams) - firsts
+    def _pieces(self, stream: int, epoch: int) -> np.ndarray:
+        """Returns the blocks of a stream in an epoch, in order, as stretches [P, 2]; those at its ends may be cut."""
+        lengths = self._lengths(epoch)
         begin = int(lengths[:stream].sum())
-        length = int(lengths[stream])
-        blocks, ends = self._sequence
-        first = np.searchsorted(ends, begin, side="right")
-        last = np.searchsorted(ends, begin + length, side="left")
-        pieces = _cut(blocks[first : last + 1], begin - int(ends[first] - blocks[first, 1]), length)
+        pieces = _cut(*self._sequence, begin, begin + int(lengths[stream]))
         order = shuffled(np.arange(len(pieces)), len(pieces), self.seed, epoch, stream, 1)
-        return pieces[order], np.cumsum(pieces[order, 1])
+        return pieces[order]
 
 
-def _cut(stretches: np.ndarray, skipped: int, length: int) -> np.ndarray:
-    """Returns the `length` rows of stretches [S, 2] after the first `skipped`, as stretches."""
-    cut = stretches.copy()
+def _cut(stretches: np.ndarray, ends: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Returns rows `begin` to `end` of stretches, (first row, number of rows) [S, 2], that end at `ends`."""
+    first = np.searchsorted(ends, begin, side="right")
+    last = np.searchsorted(ends, end, side="left")
+    cut = stretches[first : last + 1].copy()
+    skipped = begin - int(ends[first] - stretches[first, 1])
     cut[0] += (skipped, -skipped)
-    cut[-1, 1] -= cut[:, 1].sum() - length
+    cut[-1, 1] -= int(ends[last]) - end
     return cut[cut[:, 1] > 0]  # a block may have no row that is asked for
