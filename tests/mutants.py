@@ -90,7 +90,6 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "data.packing": {
         "_merged: number: -2": "NumPy takes any negative size for the one to be found",
-        "_complete: number: -2": "any sum is larger",
         "_pairs: number: total + 2": "of full rows none is left by then",
     },
     "text.wordpiece": {

@@ -84,21 +84,18 @@ def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> Packin
 
 def _merged(plans: list[PackingPlan], max_per_row: int) -> PackingPlan:
     """Returns all rows of some plans, each combination once."""
-    widths = [max_per_row - plan.combinations.shape[1] for plan in plans]
-    rows = [
-        np.pad(plan.combinations, ((0, 0), (0, width)))
-        for plan, width in zip(plans, widths, strict=True)
-    ]
-    stacked = -np.sort(-np.concatenate([np.zeros((0, max_per_row), np.int64), *rows]), axis=1)
+    combinations = [np.zeros((0, max_per_row), np.int64)]
+    counts = [np.zeros(0, np.int64)]
+    for plan in plans:
+        missing = max_per_row - plan.combinations.shape[1]
+        combinations.append(np.pad(plan.combinations, ((0, 0), (0, missing))))
+        counts.append(plan.counts)
+    longest_first = -np.sort(-np.concatenate(combinations), axis=1)
     # Sorted, so that the order of rows is that of no dictionary and of no machine.
-    unique, inverse = np.unique(stacked, axis=0, return_inverse=True)
-    counts = np.zeros(len(unique), np.int64)
-    np.add.at(
-        counts,
-        inverse.reshape(-1),
-        np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]),
-    )
-    return PackingPlan(unique, counts)
+    unique, places = np.unique(longest_first, axis=0, return_inverse=True)
+    totals = np.zeros(len(unique), np.int64)
+    np.add.at(totals, places.reshape(-1), np.concatenate(counts))
+    return PackingPlan(unique, totals)
 
 
 def _complete(
@@ -110,28 +107,26 @@ def _complete(
         return _alone([longest], left)
     # "nothing" may stand in any number of places, so shorter combinations need no code of their own
     left[0] = _PLENTY
-    if aim == 2 and left[room] > (room == longest):  # one more part, exactly
+    partners = np.flatnonzero(_available(left, [longest])[: room + 1] > 0)
+    if aim == 2 and partners[-1] == room:  # one more part, exactly
         return _alone([longest, room], left)
     if max_per_row == 2:
-        others = np.flatnonzero(left[: room + 1] > (np.arange(room + 1) == longest))
-        return _alone([longest, int(others[-1])], left)
+        return _alone([longest, int(partners[-1])], left)
 
     # Exactly, in the parts aimed at or in a few more; or else as nearly as can be.
-    nearest = -1
-    best = None
-    for num_parts in range(max(3, aim), min(max_per_row, max(3, aim) + _MORE_PARTS) + 1):
+    fewest = max(3, aim)
+    most = min(max_per_row, fewest + _MORE_PARTS)
+    tried = []
+    for num_parts in range(fewest, most + 1):
         parts, room_left = _first_parts(left, longest, room, num_parts)
         available = _available(left, parts)
         pairs = _pairs(available, room_left)
         if pairs[2].any():
             return _share_out(left, parts, *pairs)
         total = _nearest_sum(available, room_left)
-        if room - room_left + total > nearest:
-            nearest = room - room_left + total
-            best = (parts, available, total)
-    assert best is not None
-    parts, available, total = best
-    return _share_out(left, parts, *_pairs(available, total))
+        tried.append((room_left - total, parts, _pairs(available, total)))
+    _, parts, pairs = min(tried, key=lambda each: each[0])  # the first of those that leave least
+    return _share_out(left, parts, *pairs)
 
 
 def _first_parts(
