@@ -14,7 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.tools import cli
 
-WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, separated by commas")
+WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune, separated by commas")
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         ]
         if not results:
             raise InputError(
-                f"{name} has no results.json of a run that was evaluated; let finetune.py finish there"
+                f"{name} has no results.json of a run that was evaluated; let finetune finish there"
             )
         metric = results[0].metric
         scores = [result.metrics[metric] for result in results if metric in result.metrics]

@@ -3,7 +3,7 @@ r"""Converts a BERT between the formats of bert_jax and Hugging Face, and from G
 
     bert_jax convert_checkpoint --input=PATH --output=DIR --to=FORMAT [--verify]
 
-PATH is a work directory of train.py, or a model exported from one; a directory written by transformers, or
+PATH is a work directory, or a model exported from one; a directory written by transformers, or
 hf://ORG/NAME; or a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
 The format is recognised from the files. Neither PyTorch nor TensorFlow is needed. FORMAT is bert_jax, hf,
 sentence_transformers, which has the pooling, normalization, prompts and length of embeddings too, or pylate, of

@@ -9,7 +9,7 @@ A new word starts as the mean of the pieces that it was split into. A new positi
 rotary positions model.rotary_theta is raised. All other parameters stay the same. FILE has one word per line. Special
 tokens, such as the marks of entities, are found in text as they stand; they are kept through Hugging Face's format.
 
-Further pre-training on text of another field, such as medicine, takes four commands. Give train.py the shape of the
+Further pre-training on text of another field, such as medicine, takes four commands. Give train the shape of the
 model that it starts from, here that of base:
 
     bert_jax grow_model --checkpoint=runs/base --output=medbase --add_tokens=medical_words.txt

@@ -49,7 +49,7 @@ VOCAB_SIZE = flags.DEFINE_integer(
     lower_bound=10,
 )
 PHASE = flags.DEFINE_integer(
-    "phase", 1, "phase to plan, if the run has two as in configs/lamb.py", lower_bound=1
+    "phase", 1, "phase to plan, if the run has two as in lamb:large", lower_bound=1
 )
 SEARCH = flags.DEFINE_boolean(
     "search", False, "find the mesh and settings of the lowest bound for data.batch_size"
