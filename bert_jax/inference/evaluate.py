@@ -150,8 +150,9 @@ def evaluate_text(
     The text is prepared in a temporary directory, each document once, in rows of `max_seq_length` tokens (0 is 128, or
     as many as the model has positions for).
 
-    Raises: InputError if the text cannot be read or prepared.
+    Raises: InputError if the text cannot be read or prepared, or as `evaluate_pretrained`.
     """
+    check_predicts_words(bert)
     length = max_seq_length or min(_TEXT_LENGTH, bert.config.max_positions)
     options = PrepareOptions(
         max_seq_length=length,

@@ -345,7 +345,7 @@ class FinetuneDataConfig(Section):
     def rules(self) -> Rules:
         yield (
             not self.source and not self.path,
-            "data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME",
+            "data.path is empty; give --config.data.path=DIR, TRAIN_FILE,DEV_FILE or tfds:NAME",
         )
         yield (
             self.source and self.path and self.source != self.path,

@@ -59,9 +59,10 @@ def expand_globs(patterns: str) -> list[str]:
             matches = [pattern]
         matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
         if not matches:
-            raise InputError(
-                f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'"
-            )
+            wanted = "give a path or a quoted glob such as 'text/*.txt.gz'"
+            if os.path.isdir(pattern):
+                wanted = f"it is a directory: give its files, such as '{pattern.rstrip('/')}/*'"
+            raise InputError(f"input {pattern!r} matches no file; {wanted}")
         paths.update(dict.fromkeys(matches))
     if not paths:
         raise InputError(

@@ -71,7 +71,7 @@ class Folder:
         """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
         if name not in self._json:
             if name not in self:
-                raise InputError(f"{self / name} does not exist")
+                raise InputError(f"{self / name} does not exist; copy the whole directory again")
             self._json[name] = files.parse_json(self.read_bytes(name), self / name)
         return self._json[name]
 

@@ -64,7 +64,7 @@ _NEEDS: Mapping[Needed, tuple[tuple[Kind, ...], str, str]] = {
     "model": (
         tuple(FORMATS),
         "holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no bert_model.ckpt.index",
-        "give a work directory of train or finetune, or the directory of a model",
+        "give a work directory of train or finetune, the directory of a model, or hf://ORG/NAME",
     ),
     "data": (
         ("data",),

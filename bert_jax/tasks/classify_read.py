@@ -82,12 +82,13 @@ def text_columns(
     pair: bool | None,
     columns: Sequence[str],
     where: str,
+    fix: str = "name it in task.text_column",
 ) -> tuple[str, ...]:
     """Returns the columns of the text or pair, the first of `names` that is there. Raises: InputError if none is."""
     if found := find_columns(names, columns):
         return found
     wanted = next((one for one in names if (len(one) == 2) == bool(pair)), names[0])
-    raise no_column(where, " and ".join(map(repr, wanted)), columns)
+    raise no_column(where, " and ".join(map(repr, wanted)), columns, fix)
 
 
 # Reading
@@ -120,8 +121,8 @@ def read_texts(
         values = {name: {_hot(each.get(name)) for each in table.records} for name in table.columns}
         hot = ",".join(name for name in values if None not in values[name])
         advice = f" (or task.labels, to those with a 0 or 1 a label: {hot[:200]})"
-        wanted = f"{' or '.join(usual[:3])!r} of labels{advice if ',' in hot else ''}"
-        raise no_column(path, wanted, table.columns)
+        wanted = f"{' or '.join(map(repr, usual[:3]))} of labels{advice if ',' in hot else ''}"
+        raise no_column(path, wanted, table.columns, "name it in task.label_column")
     if label in texts:
         raise InputError(
             f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column"

@@ -86,12 +86,14 @@ def listed_columns(columns: Sequence[str]) -> str:
     return ", ".join(repr(str(name)[:40]) for name in columns[:20]) or "nothing"
 
 
-def no_column(place: str, name: str, columns: Sequence[str]) -> InputError:
+def no_column(
+    place: str,
+    name: str,
+    columns: Sequence[str],
+    fix: str = "set the column of the task, such as task.text_column",
+) -> InputError:
     """Returns the error for a column that a file does not have."""
-    return InputError(
-        f"{place} has no column {name}; it has {listed_columns(columns)}: set the column of the task, such as "
-        "task.text_column"
-    )
+    return InputError(f"{place} has no column {name}; it has {listed_columns(columns)}: {fix}")
 
 
 # Values

@@ -96,8 +96,9 @@ _ONLY = (  # flags that not every kind has
 
 def main() -> None:
     """Reads the input, learns the vocabulary and writes it."""
+    cli.check_given(_INPUT, _OUTPUT)
     output = to_place(_OUTPUT.value)
-    if not _OUTPUT.value or output.is_file():
+    if output.is_file():
         raise InputError(
             f"output {_OUTPUT.value!r} is not a directory; give --output=DIRECTORY, a new one"
         )

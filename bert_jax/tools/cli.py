@@ -255,7 +255,8 @@ def _parse(argv: list[str]) -> list[str]:
         problem = recipes.find_mistake(argv, error)
         if not problem and not isinstance(error, _OF_FLAGS):
             raise
-        print(f"error: {problem or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
+        problem = problem or f"{_reason(error).rstrip('.')}; --help lists the options"
+        print(f"error: {problem}", file=sys.stderr)
         sys.exit(1)
     finally:
         sys.argv = whole
@@ -266,6 +267,9 @@ def _reason(error: Exception) -> str:
     message = str(error.args[0] if error.args else error)
     if lacks := re.match(r"flag --(\w+)=None: .* must have a value", message):
         return f"--{lacks[1]} is needed: {flags.FLAGS[lacks[1]].help}"
+    if isinstance(error, flags.UnrecognizedFlagError) and "config" in flags.FLAGS:
+        setting = recipes.find_setting(flags.FLAGS["config"].value, error.flagname)
+        message += f" (did you mean --config.{setting}?)" if setting else ""
     if "Traceback" in message:  # in an InputError the line ends are written out
         message = (
             message.replace("\\n", "\n")

@@ -56,6 +56,8 @@ def main() -> None:
         raise InputError(f"output {output} exists; give a directory that does not")
     if _USE_UNUSED.value and not _ADD_TOKENS.value:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
+    if not (_ADD_TOKENS.value or _SPECIAL.value or _MAX_POSITIONS.value):
+        raise InputError("there is nothing to add; give --add_tokens, --special or --max_positions")
     words = []
     if _ADD_TOKENS.value:
         words = [

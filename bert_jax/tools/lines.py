@@ -33,6 +33,9 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
             raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
+    if path.lower().endswith(".csv"):
+        # a table of training data, given to predict
+        print(f"note: {path} is read as lines of text, not as a table", file=sys.stderr)
     with reading(path):
         local = local_copy(path)
         # of a pipe no byte is read twice

@@ -76,7 +76,7 @@ def find(value: str) -> str:
 def resolve_recipe(arguments: Sequence[str]) -> list[str]:
     """Returns a command line in which --config names a file, as returned by `find`.
 
-    Raises: InputError as `find`, and if --config is empty or given twice.
+    Raises: InputError as `find`, and if there is no such file, or --config is empty or given twice.
     """
     resolved = list(arguments)
     given = _given(arguments)
@@ -90,7 +90,12 @@ def resolve_recipe(arguments: Sequence[str]) -> list[str]:
             f"--config is given {len(values)} times, as {' and as '.join(values)}; give one recipe"
         )
     for index, prefix, value in given:
-        resolved[index] = prefix + find(value)
+        found = find(value)
+        if not Path(found.partition(":")[0]).is_file():
+            raise InputError(
+                f"--config={value}: there is no such file; give one, or the name of a recipe: {', '.join(names())}"
+            )
+        resolved[index] = prefix + found
     return resolved
 
 
@@ -184,6 +189,12 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def find_setting(config: object, last_name: str) -> str:
+    """Returns the first setting with this last name, data.batch_size for batch_size; "" without a configuration."""
+    names = [name for name, _ in _flat(config.to_dict())] if isinstance(config, ConfigDict) else []
+    return next((name for name in names if name.rpartition(".")[2] == last_name), "")
 
 
 def _unknown_setting(flag: str, name: str, known: dict[str, object]) -> str:

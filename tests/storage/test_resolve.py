@@ -104,7 +104,11 @@ def test_a_checkpoint_of_google_is_known_by_prefix_and_file(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("name", "needed", "expected"),
     [
-        ("nowhere", "model", "does not exist; give a work directory of train or finetune, or the directory of a model"),
+        (
+            "nowhere",
+            "model",
+            "does not exist; give a work directory of train or finetune, the directory of a model, or hf://ORG/NAME",
+        ),
         ("tables/dev.tsv", "model", "dev.tsv is a file; give a work directory"),
         ("data", "model", "data is a data set; give a work directory"),
         ("tables", "model", "tables holds no model: no params/ or checkpoints/ as written here, no model.safetensors"),

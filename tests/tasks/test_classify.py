@@ -110,7 +110,7 @@ def test_every_format_gives_the_same_examples(tmp_path, name, content):
             "a.tsv",
             "text\tb\n1\t2\n",
             {},
-            " has no column 'label or gold_label or labels' of labels; it has",
+            " has no column 'label' or 'gold_label' or 'labels' of labels; it has 'text', 'b': name it in task.label_c",
         ),
         ("a.tsv", "text\tlabel\na\t1\nb\t\n", {}, ":3 has no label; training and dev examples need one"),
         ("a.jsonl", '{"text": 5, "label": "a"}', {}, ":1: 'text' is 5, not a text"),

@@ -87,6 +87,8 @@ def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path
         (["--config=demo", "--join_seconds=a: b"], "flag --join_seconds=a: b is of another type; use a whole number"),
         (["--config=MINE"], "missing 1 required positional argument: 'size'; what follows the colon of"),
         (["--config=finetune:sst2", "--config.data.path=x"], "is a recipe of fine-tuning; give it to finetune"),
+        (["--config=nowhere.py"], "--config=nowhere.py: there is no such file; give one, or the name of a recipe: abl"),
+        (["--config=demo", "--batch_size=8"], "'batch_size' (did you mean --config.data.batch_size?); --help lists"),
         (
             ["--config=demo", "--conifg.data.path=x"],
             "--conifg.data.path is not a setting (did you mean --config.data.path",
@@ -110,8 +112,16 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
             ["prepare_corpus", "--input=x", "--tokenizer=x", "--output=file:///x"],
             "--output=file:///x is of this machine; write the path alone, /x",
         ),
+        (["build_vocab"], "error: --input is needed: Files, quoted globs"),
+        (
+            ["grow_model", "--checkpoint=x", "--output=y"],
+            "error: there is nothing to add; give --add_tokens, --special",
+        ),
         (["convert_checkpoint", "--input=", "--output=x"], "error: --input is empty, and it is needed: The model to"),
-        (["convert_checkpoint", "--input=x"], "error: --output is needed: Directory to create; it must not exist."),
+        (
+            ["convert_checkpoint", "--input=x"],
+            "error: --output is needed: Directory to create; it must not exist. hf://ORG/NAME uploads to the hub; --h",
+        ),
         (
             ["plan", "--config=finetune:sst2", "--topology=v5e:4x4", "--rows_per_chip=8"],
             "are of pre-training; leave them out",
@@ -152,6 +162,13 @@ def test_output_is_utf_8_whatever_the_locale(repository, tmp_path, locale):
     done = subprocess.run([sys.executable, "tool.py"], capture_output=True, cwd=tmp_path, env=os.environ | locale)
     assert (done.returncode, done.stdout) == (0, "naïve 東京 ".encode() + b"\xff\n"), done.stderr
     assert done.stderr.decode("utf-8") == "naïve 東京\n"
+
+
+def test_a_table_that_is_read_as_lines_is_said(tmp_path, capsys):
+    for name, told in (("a.csv", "a.csv is read as lines of text, not as a table\n"), ("a.txt", "")):
+        (tmp_path / name).write_text("text,label\n")
+        with open_lines(str(tmp_path / name)):
+            assert capsys.readouterr().err.endswith(told)
 
 
 def test_closed_standard_streams_are_no_traceback(repository, monkeypatch):

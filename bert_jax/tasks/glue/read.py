@@ -147,10 +147,11 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     if not table.records and readers.plain_name(place).endswith(".json"):
         return readers.Examples()  # Adversarial GLUE may lack a part
     table = table.filled()
-    texts = text_columns(glue.texts, len(glue.texts[0]) == 2, table.columns, place)
+    fix = "give GLUE's files; a table of your own is for finetune:classification or :regression"
+    texts = text_columns(glue.texts, len(glue.texts[0]) == 2, table.columns, place, fix)
     label = find_column(glue.label, table.columns)
     if labelled and not label:
-        raise no_column(place, repr(glue.label[0]), table.columns)
+        raise no_column(place, repr(glue.label[0]), table.columns, fix)
     classes = classes_in(place).get(label)
 
     def label_of(record: Record) -> object:

@@ -137,7 +137,12 @@ def test_files_of_other_forms(tmp_path, name, file, content, expected):
         ("stsb", "test", "main-news\tx\t2012test\t1\t4.000\tA\tB\nx\n", ":2 has 1 columns, not the 7"),
         # GLUE's rows of test without their header have a number there too, but no score
         ("stsb", "train", "0\tnews\tx\t2012\t0001\ty\tz\tA\tB\n" * 2, " has no column 'sentence1' and 'sentence2'"),
-        ("rte", "train", "index\tsentence1\tsentence2\n0\tA\tB\n", " has no column 'label'"),
+        (
+            "rte",
+            "train",
+            "index\tsentence1\tsentence2\n0\tA\tB\n",
+            " has no column 'label'; it has 'index', 'sentence1', 'sentence2': give GLUE's files; a",
+        ),
         ("cola", "dev", "gj04\t1\t\tA b.\ngj04\t \t*\tB c.\n", ":2 has no label; training and dev"),
         ("mnli", "dev_matched", MNLI_HEADER + MNLI_ROW.format(0, 0, 0, " "), ":2 has no label; training and dev"),
         ("stsb", "dev", PAIRS.format("1", " ").replace("label", "score"), ":3 has no label; training and dev"),
