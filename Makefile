@@ -102,7 +102,7 @@ demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on 
 	  'What to try next, after . $(VENV)/bin/activate:' \
 	  '  - write sentences of your own, with [MASK] in them, and run step 4 on that file' \
 	  '  - give step 1 and step 2 your own text: --input="texts/*.txt"' \
-	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \
+	  '  - fine-tune on a table of your own: --config=finetune:classification --config.data.path=DIR' \
 	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/settings/pretraining.py'
 
 # Without what compiles much: the model is that of Google's goldens.

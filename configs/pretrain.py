@@ -23,8 +23,7 @@ Source:    Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps, 90 
            8,192 tokens. As there: masks of 30 %, no next sentence, no dropout, StableAdamW with its rates and weight
            decay and no other clipping, a constant rate after warm-up that falls as 1 - sqrt in the last sixth of the
            second stage, rows of 8,192 with a lower rate. Not as there: batches do not grow; theta is 160,000 from the
-           first step on; the number of steps is that of the mini and small sizes, which are ours (their tokens:
-           docs/howto/pretrain.md)
+           first step on; the sizes mini and small, and their steps, are ours
 """
 
 import dataclasses
