@@ -7,7 +7,7 @@ A directory has `manifest.json`, and of each shard `vectors-00000.npy` [n, K] an
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -39,10 +39,14 @@ class _Shard(TypedDict):
     texts: _File
 
 
+class _Identity(TypedDict):
+    model: NotRequired[str]
+
+
 class _Manifest(TypedDict):
     format: Literal["bert_jax vectors"]
     version: Literal[1]
-    identity: dict[str, Any]
+    identity: _Identity
     precision: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
     dimensions: Count
     ranges: list[list[float]]
@@ -58,7 +62,7 @@ def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None = No
     "binary" (int8) and "ubinary" (uint8) [N, K / 8, rounded up] are whether a number is above 0, dimension 0 in the
     highest bit; int8 is less by 128. "float16" and "float32" are the numbers themselves.
 
-    Raises: InputError if there is no such precision, or one vector is to give ranges.
+    Raises: InputError if there is no such precision, one vector is to give ranges, or a number is not finite then.
 
     Examples:
       >>> bert_jax.quantize(np.array([[-1.0, 0.5], [1.0, 0.0]], np.float32), "ubinary").tolist()
@@ -66,13 +70,18 @@ def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None = No
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is unknown; use {', '.join(PRECISIONS)}")
+    vectors = np.asarray(vectors)
+    with np.errstate(over="ignore"):  # it is refused
+        numbers = vectors.astype(np.float16) if precision == "float16" else vectors
+    if not np.isfinite(numbers).all():
+        raise InputError(f"vectors have numbers that {precision} does not hold; correct them")
     if precision in BITS:
         bits = np.packbits(vectors > 0, axis=-1)
         return bits if precision == "ubinary" else (bits ^ np.uint8(128)).view(np.int8)
     if precision not in RANGED:
-        return vectors.astype(precision)
+        return numbers.astype(precision)
     if ranges is None:
-        if len(vectors) == 1:
+        if len(vectors) < 2:
             raise InputError("one vector has no ranges; give `ranges` of those it is compared with")
         ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
     low, step = steps_of(ranges)
@@ -188,7 +197,11 @@ def open_vectors(path: AnyPath, verify: bool = True) -> Vectors:
     place = source.on_this_machine()
     manifest = read_manifest(place)
     files.allow_many_files()  # each shard is one
-    like = quantize(np.zeros((2, manifest["dimensions"]), np.float32), manifest["precision"])
+    size = manifest["dimensions"]
+    like = quantize(np.zeros((2, size), np.float32), manifest["precision"])
+    rows = sum(shard["rows"] for shard in manifest["shards"])
+    if rows != manifest["rows"] or [*map(len, manifest["ranges"])] != [size, size]:
+        raise InputError(f"{place / MANIFEST} contradicts itself; {_REMEDY}")
     shards = []
     for shard in manifest["shards"]:
         check_files(place, shard, verify)

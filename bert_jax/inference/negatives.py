@@ -120,6 +120,11 @@ def mine_negatives(
     if sampling not in ("top", "random"):
         raise InputError(f"sampling {sampling!r} is unknown; use top or random")
     pairs = list(pairs)
+    for number, pair in enumerate(pairs, 1):
+        if isinstance(pair, str) or [*map(type, pair)] != [str, str]:
+            raise InputError(
+                f"pair {number} is {pair!r:.60}, not a query and a passage; give two texts"
+            )
     if not pairs:
         raise InputError(
             "there is no pair to find negatives for; give pairs of a query and a passage"

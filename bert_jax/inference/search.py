@@ -18,6 +18,7 @@ from bert_jax.tasks.embeddings.search import (
     BLOCK,
     TEXTS,
     Nearest,
+    check_k,
     nearest,
     nearest_texts,
     nearest_vectors,
@@ -58,6 +59,7 @@ def search(
 
     Raises: InputError as `sentence_embeddings`; also if the directory has vectors of another model.
     """
+    check_k(k)
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
     of_tokens = is_of_tokens(bert)
     kind = bert.embedding and bert.embedding.embedding.kind
@@ -65,7 +67,7 @@ def search(
     if kind == "sparse":
         embed = terms_of_texts
     if isinstance(corpus, Vectors):
-        made = corpus.manifest["identity"]["model"]
+        made = corpus.manifest["identity"].get("model", "")
         own = digest_of(bert)
         if made != own:
             raise InputError(

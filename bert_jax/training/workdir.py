@@ -29,6 +29,7 @@ from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
 from bert_jax.storage.locks import LOCK, lock_file
 from bert_jax.storage.places import Place, RemotePath, check_workdir_place, is_taken
+from bert_jax.storage.writing import cannot_write
 
 _KINDS = (PretrainConfig, FinetuneConfig)
 FORMAT = 2  # of config.json; runs of 1 drew other bits of dropout
@@ -44,7 +45,10 @@ def locked(workdir: Place) -> Iterator[None]:
 
     Raises: InputError if another run uses the directory; nothing has been written then.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(workdir, error) from error
     with contextlib.ExitStack() as stack:
 
         def hold() -> str:

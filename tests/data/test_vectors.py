@@ -42,7 +42,10 @@ def test_what_has_no_codes_is_refused():
     assert "precision 'int4' is unknown; use float32, float16, int8" in message(
         quantize, np.zeros((2, 3), np.float32), "int4"
     )
-    assert "one vector has no ranges; give `ranges`" in message(quantize, np.zeros((1, 3), np.float32), "int8")
+    for count in (0, 1):
+        assert "one vector has no ranges; give `ranges`" in message(quantize, np.zeros((count, 3), np.float32), "int8")
+    for value, precision in ((np.nan, "int8"), (np.inf, "binary"), (1e5, "float16")):
+        assert f"numbers that {precision} does not hold" in message(quantize, [[value, 1.0], [0.0, 1.0]], precision)
 
 
 def test_vectors_of_length_1_keep_their_bits():

@@ -121,6 +121,8 @@ def test_random_ones_are_of_those_within_the_limits(vectors):
         ({"limits": Limits(max_score=float("nan"))}, "max_score nan is no number; leave it out"),
         ({"sampling": "best"}, "sampling 'best' is unknown; use top or random"),
         ({"pairs": []}, "there is no pair"),
+        ({"pairs": [("a", "b"), "ab"]}, "pair 2 is 'ab', not a query and a passage; give two texts"),
+        ({"pairs": [("a", "b", "c")]}, "pair 1 is ('a', 'b', 'c'), not a query"),
     ],
 )
 def test_what_leaves_no_negatives_is_named(options, said):

@@ -10,7 +10,7 @@ import pytest
 from builders import message, write
 from commands import run_python
 
-from bert_jax import open_vectors, quantize, sentence_embeddings, write_vectors
+from bert_jax import nearest_vectors, open_vectors, quantize, sentence_embeddings, write_vectors
 from bert_jax.data.vectors import unit
 from bert_jax.inference import vectors as module
 from bert_jax.inference.search import Passage, search
@@ -139,6 +139,7 @@ def test_another_model_or_input_or_option_is_refused(bert, corpus, tmp_path, emb
         ("a.txt", "\n", "float32", "has no text"),
         ("a.csv", "text,n\n,1\n,2\n", "float32", "none of 2 lines or rows"),
         ("out/a.txt", "ban", "float32", "holds something else; choose a new"),
+        ("out", "ban", "float32", "cannot write"),
     ],
 )
 def test_what_makes_no_directory_is_refused(bert, tmp_path, name, content, precision, told):
@@ -195,6 +196,16 @@ def test_a_directory_is_searched_as_its_corpus_is(bert, corpus, tmp_path):
     assert search(bert, [], open_vectors(tmp_path / "bits")) == []
 
 
+def test_what_is_searched_for_is_vectors_of_that_size(bert, corpus, tmp_path):
+    write_vectors(bert, corpus, tmp_path / "out", shard_rows=ROWS)
+    opened = open_vectors(tmp_path / "out")
+    for queries in (np.zeros(32), np.zeros((2, 31)), np.full((1, 32), np.nan)):
+        said = f"queries of the shape {list(queries.shape)} are not finite vectors of 32 numbers"
+        assert said in message(nearest_vectors, queries, opened)
+    assert "k 0 is below 1" in message(nearest_vectors, np.ones((1, 32)), opened, 0)
+    assert "k -1 is below 1" in message(search, bert, ["ban"], [Passage("a", "ban")], -1)
+
+
 def test_damage_is_told_when_a_directory_is_opened(bert, corpus, tmp_path):
     out = tmp_path / "out"
     write_vectors(bert, corpus, out, shard_rows=ROWS)
@@ -211,7 +222,10 @@ def test_damage_is_told_when_a_directory_is_opened(bert, corpus, tmp_path):
     assert "texts-00001.parquet is missing" in message(open_vectors, out)
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "texts-00001.parquet").write_bytes(texts)
-    for change in ({"precision": "float16"}, {"dimensions": 31}):
+    for change in ({"rows": 19}, {"shards": manifest["shards"][1:]}, {"ranges": [[0.0]] * 2}, {"dimensions": 31}):
+        (out / "manifest.json").write_text(json.dumps(manifest | change))
+        assert "manifest.json contradicts itself; copy" in message(open_vectors, out)
+    for change in ({"precision": "float16"}, {"precision": "int8"}):
         (out / "manifest.json").write_text(json.dumps(manifest | change))
         assert "vectors-00000.npy is not as manifest.json says; copy" in message(open_vectors, out)
     (out / "manifest.json").write_text(json.dumps(manifest | {"format": "bert_jax rows"}))

@@ -92,12 +92,14 @@ def passage_of(
                 record = parse_json(text, where)
         if record is None:
             return str(number), text
-    if not isinstance(record.get(column), str):
+    # a table may lack the text of a row
+    found = "" if column in record and record[column] is None else record.get(column)
+    if not isinstance(found, str):
         kind, fix = "object", f'write {{"{column}": "..."}}'
         if not isinstance(value, str):
             kind, fix = "row", "call the column of texts so"
         raise InputError(f'{where}: the {kind} has no "{column}" that is a text; {fix}')
     title = record.get("title")
     given = record.get("_id", record.get("id"))
-    text = f"{title} {record[column]}" if isinstance(title, str) else record[column]
+    text = f"{title} {found}" if isinstance(title, str) else found
     return str(number) if given is None else given, text.strip()

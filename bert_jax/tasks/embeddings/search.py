@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.data.vectors import BITS, RANGED, Vectors, quantize, steps_of, unit
 from bert_jax.devices.sharding import in_no_mesh
+from bert_jax.errors import InputError
 from bert_jax.model.heads.embedding import normalized
 from bert_jax.model.heads.multi_vector import maxsim
 
@@ -158,6 +159,13 @@ def _better(
     return best, jnp.take_along_axis(ids, chosen, axis=1)
 
 
+def check_k(k: int) -> int:
+    """Returns how many are to be found. Raises: InputError if it is none."""
+    if k < 1:
+        raise InputError(f"k {k} is below 1; give how many are to be found for a query")
+    return k
+
+
 def nearest_vectors(
     queries: np.ndarray, vectors: Vectors, k: int = 10, candidates: int = 100
 ) -> Nearest:
@@ -175,9 +183,18 @@ def nearest_vectors(
       vectors: as `open_vectors` returns them.
       k: the vectors for each query; equal ones by their numbers.
       candidates: of codes of one bit, those that the query's numbers score.
+    Raises: InputError if queries are no such vectors, or k is below 1.
     """
-    precision, queries = vectors.manifest["precision"], unit(np.asarray(queries, np.float32))
-    k = min(k, vectors.manifest["rows"])
+    precision = vectors.manifest["precision"]
+    size = vectors.manifest["dimensions"]
+    queries = np.asarray(queries, np.float32)
+    if queries.shape[1:] != (size,) or not np.isfinite(queries).all():
+        raise InputError(
+            f"queries of the shape {list(queries.shape)} are not finite vectors of {size} numbers, as those of "
+            f"{vectors.place}; give [Q, {size}]"
+        )
+    queries = unit(queries)
+    k = min(check_k(k), vectors.manifest["rows"])
     if precision in BITS:
         return _nearest_bits(queries, vectors, k, max(k, candidates))
     if precision not in RANGED:

@@ -35,9 +35,9 @@ def test_numbers_go_on_through_all_files(tmp_path):
     write_passages(str(tmp_path / "d.parquet"), [("p", "one"), ("q", "two")])
     assert read(tmp_path / "d.parquet") == [("p", "one"), ("q", "two")]
     assert "matches no file" in message(read, tmp_path / "e.jsonl")
-    columns = {"_id": [b"p", b"q"], "text": ["one", "two"]}
+    columns = {"_id": [b"p", b"q", b"r"], "text": ["one", "two", None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "f.parquet")
-    assert read(tmp_path / "f.parquet") == [("\"b'p'\"", "one"), ("\"b'q'\"", "two")]
+    assert read(tmp_path / "f.parquet") == [("\"b'p'\"", "one"), ("\"b'q'\"", "two"), ("\"b'r'\"", "")]
 
 
 def test_a_line_is_looked_at_when_its_passage_is_asked_for(tmp_path):
