@@ -27,8 +27,8 @@ ABOUT = "about.json"  # in a work directory: data and software of the run
 # What a card tells of the settings of the model, of those of the run, and of each data set, by their names there.
 _SHAPE = """num_layers hidden_size num_heads intermediate_size max_positions vocab_size activation
     compute_dtype"""
-_RUN = """masking.rate masking.max_predictions masking.whole_word masking.max_ngram masking.static
-    masking.causal_rate optimizer.name optimizer.learning_rate optimizer.warmup_steps
+_RUN = """masking.rate masking.end_rate masking.max_predictions masking.whole_word masking.max_ngram
+    masking.static masking.causal_rate optimizer.name optimizer.learning_rate optimizer.warmup_steps
     optimizer.warmup_rate optimizer.schedule optimizer.decay_power optimizer.decay_rate
     optimizer.weight_decay train.num_steps train.num_epochs train.seed data.batch_size
     phase2.num_steps phase2.batch_size phase2.max_predictions phase2.learning_rate"""

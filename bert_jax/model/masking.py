@@ -31,6 +31,11 @@ def prediction_budgets(config: MaskingConfig, max_length: int) -> np.ndarray:
     return np.array([0, *budgets[1:]], np.int32) * (config.rate > 0)
 
 
+def rate_at(config: MaskingConfig, step: jax.Array, num_steps: int) -> jax.Array:
+    """Returns the rate of masks after so many steps of a run of `num_steps`. Source: Ankner et al. 2023, linear."""
+    return config.rate + (config.end_rate - config.rate) * step / num_steps
+
+
 def predictions_per_row(config: MaskingConfig, row_length: int, num_sequences: int) -> int:
     """Returns P, the largest number of predictions in a row of M sequences."""
     if num_sequences == 1:
@@ -55,7 +60,8 @@ def mask_tokens(
       tokenizer: of the batch. [CLS] and [SEP] are never hidden.
       batch: of NumPy or JAX arrays, as `make_batch` makes it.
       key: a random key.
-      masking: how many tokens are hidden, and what replaces them; its `seed` and `static` have no meaning here.
+      masking: how many tokens are hidden, and what replaces them; its `seed`, `static` and `end_rate` have no meaning
+        here.
 
     Examples:
       >>> bert = bert_jax.load_pretrained("models/bert-mini-en")
@@ -82,13 +88,14 @@ def mask_rows(
     vocab_size: int,
     mask_id: int,
     never_predicted: tuple[int, ...],
+    rate: jax.Array | None = None,
 ) -> Batch:
     """Returns the batch with tokens hidden and `mlm_positions`, `mlm_labels`, `mlm_weights` [B, P] set.
 
     In each sequence an exact number of tokens is chosen at random (`prediction_budgets`), none of them in
     `never_predicted` ([CLS] and [SEP]). With whole words the number is a maximum (`choose_words`). Each chosen token is
     replaced by [MASK] or by a random token of the unpadded vocabulary, or is kept, independently of other tokens of
-    its word.
+    its word. `rate` is a share of the tokens to predict that a step has computed, at most `config.rate`, in its place.
     Source: paper, section 3.1; google-research/bert create_pretraining_data.py.
     """
     assert batch.sequence_numbers is not None and batch.epochs is not None
@@ -111,7 +118,11 @@ def mask_rows(
     )
 
     lengths = jnp.sum(in_sequences(sequence_ids, num_sequences), axis=-1)  # [B, M]
-    budgets = jnp.asarray(prediction_budgets(config, row_length))[lengths]
+    if rate is None:
+        budgets = jnp.asarray(prediction_budgets(config, row_length))[lengths]
+    else:
+        wanted = jnp.round(lengths * rate).astype(jnp.int32)
+        budgets = jnp.clip(wanted, 1, config.most(row_length))
     candidates = real & ~jnp.isin(token_ids, jnp.array(never_predicted))
     if config.whole_word:
         assert batch.word_starts is not None

@@ -25,7 +25,7 @@ from bert_jax.model.heads.pretraining import (
 )
 from bert_jax.model.inputs import check_parts
 from bert_jax.model.losses import Pair
-from bert_jax.model.masking import leave_causal, mask_rows, next_tokens
+from bert_jax.model.masking import leave_causal, mask_rows, next_tokens, rate_at
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.settings.model import ModelConfig, check_has_words
 from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
@@ -57,8 +57,11 @@ class Objective(abc.ABC):
     def init(self, key: jax.Array) -> Params:
         """Returns random parameters."""
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Returns the batch as the losses take it. Called once per step, before it is divided into microbatches."""
+    def prepare(self, batch: Batch, step: jax.Array | None = None) -> Batch:
+        """Returns the batch as the losses take it. Called once per step, before it is divided into microbatches.
+
+        `step` is that of a run in training; evaluation has none.
+        """
         return batch
 
     def apart(self, params: Params) -> Params:
@@ -103,7 +106,8 @@ class PretrainingObjective(Objective):
     """Masked language model plus next sentence prediction. Source: paper, section 3.1.
 
     A batch with `mlm_positions` is not masked again. For a causal model the "mlm" loss is that of the next token.
-    Without `next_sentence` there is no next sentence loss, whatever the labels. Rows that are read from left to right
+    Without `next_sentence` there is no next sentence loss, whatever the labels. `num_steps` are those of the run, in
+    which the rate of masks falls to `masking.end_rate`. Rows that are read from left to right
     (`masking.causal_rate`) have the loss "clm"; a prediction weighs the same in either loss.
     """
 
@@ -115,9 +119,11 @@ class PretrainingObjective(Objective):
         never_predicted: tuple[int, ...],
         next_sentence: bool = True,
         teacher: TeacherConfig = NO_TEACHER,
+        num_steps: int = 1,
     ) -> None:
         self.model = model
         self.masking = masking
+        self.num_steps = num_steps
         self.teacher = teacher
         self.mask_id = mask_id
         self.never_predicted = never_predicted
@@ -127,13 +133,16 @@ class PretrainingObjective(Objective):
     def init(self, key: jax.Array) -> Params:
         return init_params(self.model, key)
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch, step: jax.Array | None = None) -> Batch:
         if batch.mlm_positions is not None:
             return batch
         if self.model.causal:
             return next_tokens(batch)
         special = self.mask_id, self.never_predicted
-        masked = mask_rows(batch, self.masking, self.model.vocab_size, *special)
+        rate = None
+        if step is not None and self.masking.end_rate:
+            rate = rate_at(self.masking, step, self.num_steps)
+        masked = mask_rows(batch, self.masking, self.model.vocab_size, *special, rate)
         return leave_causal(masked, batch, self.masking) if self.masking.causal_rate else masked
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:

@@ -32,9 +32,11 @@ def objective_of(
 ) -> PretrainingObjective:
     """Returns the objective of a run of pre-training, for one of its phases or for its held-out text."""
     ids = mask_id, never_predicted
+    num_steps = config.train.num_steps + config.phase2.num_steps
     if config.generator.num_layers:
-        return ReplacedTokens(model, masking, *ids, config.generator)
-    return PretrainingObjective(model, masking, *ids, config.train.next_sentence, config.teacher)
+        return ReplacedTokens(model, masking, *ids, config.generator, num_steps)
+    others = config.train.next_sentence, config.teacher, num_steps
+    return PretrainingObjective(model, masking, *ids, *others)
 
 
 class ReplacedTokens(PretrainingObjective):
@@ -51,8 +53,10 @@ class ReplacedTokens(PretrainingObjective):
         mask_id: int,
         never_predicted: tuple[int, ...],
         generator: GeneratorConfig,
+        num_steps: int = 1,
     ) -> None:
-        super().__init__(model, masking, mask_id, never_predicted, next_sentence=False)
+        ids = mask_id, never_predicted
+        super().__init__(model, masking, *ids, next_sentence=False, num_steps=num_steps)
         self.unused = ()
         self.generator = generator.model_for(model)
         self.settings = generator

@@ -75,6 +75,8 @@ class MaskingConfig(Section):
     # share of the rows that are not masked but read from left to right: tokens that would be masked are predicted from
     # the token before them (docs/decisions/0006-what-is-predicted.md)
     causal_rate: float = setting(0.0, most=MOST_RATE)
+    # the share to predict at the end of the run, to which `rate` falls evenly through all phases; 0 keeps `rate`
+    end_rate: float = setting(0.0, most=1)
     seed: int = 0
 
     def limit(self, row_length: int) -> int:
@@ -86,6 +88,10 @@ class MaskingConfig(Section):
         return min(self.limit(row_length), max(1, round(self.rate * row_length)))
 
     def rules(self) -> Rules:
+        yield (
+            self.end_rate > self.rate,
+            f"masking.end_rate {self.end_rate} is above masking.rate {self.rate}, from which it falls; set it lower",
+        )
         yield (
             self.max_ngram > 1 and not self.whole_word,
             f"masking.max_ngram {self.max_ngram} needs masking.whole_word=True",
@@ -412,6 +418,10 @@ class PretrainConfig(Section):
             (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
         ):
             yield self.masking.causal_rate and is_set, f"{mixed} {why}, or masking.causal_rate=0"
+        yield (
+            self.masking.end_rate and self.teacher.checkpoint,
+            "a teacher reads masks of one rate; set masking.end_rate=0, or leave out teacher.checkpoint",
+        )
         replaces = (
             f"generator.num_layers {self.generator.num_layers} makes tokens to tell apart, and"
         )

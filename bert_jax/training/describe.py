@@ -107,7 +107,9 @@ def _describe_task(config: ResolvedConfig, dataset: Dataset) -> str:
     else:
         units = "tokens" if not masking.whole_word else "whole words"
         units += f" in runs of up to {masking.max_ngram}" if masking.max_ngram > 1 else ""
-        tokens = f"{_share(config, dataset)}, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
+        falls = f", falling to {masking.end_rate:.0%}" if masking.end_rate else ""
+        often = "once" if masking.static else "anew each epoch"
+        tokens = f"{_share(config, dataset)}{falls}, masked as {units}, {often}"
     tokens += (
         f"; {masking.causal_rate:.1%} of the rows from left to right" if masking.causal_rate else ""
     )

@@ -153,7 +153,7 @@ def train_step(
     kept = (*objective.unused, *(["encoder"] if optimizer.freeze_encoder else []))
 
     def whole_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
-        batch = objective.prepare(batch)
+        batch = objective.prepare(batch, state.step)
         denominators = objective.denominators(batch)
         further = objective.further_losses(state.step - first_step, train.num_steps)
         # By name, whatever generator a program has made JAX's default: other bits would be another

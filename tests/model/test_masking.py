@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, computed, random_batch
+from builders import CLS, MASK, SEP, computed, random_batch, tiny_model
 
 from bert_jax.model.masking import (
     _ngram_lengths,
@@ -20,6 +20,7 @@ from bert_jax.model.masking import (
     prediction_budgets,
     predictions_per_row,
 )
+from bert_jax.model.objective import PretrainingObjective
 from bert_jax.settings.pretraining import MaskingConfig
 
 VOCAB_SIZE = 203
@@ -284,6 +285,24 @@ def test_masks_are_those_of_earlier_versions():
     masked = mask(batch, MaskingConfig(whole_word=True, max_ngram=2, seed=3))
     bits = [np.asarray(array, np.int32).tobytes() for array in (masked.mlm_positions, masked.token_ids)]
     assert [hashlib.sha256(each).hexdigest()[:12] for each in bits] == GOLDEN
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_word": True, "max_ngram": 2}])
+def test_a_falling_rate_takes_fewer_and_fewer_of_the_same_masks_in_the_same_shapes(options):
+    batch = with_words(random_batch(num_rows=64, row_length=96, num_sequences=3))
+    config = MaskingConfig(rate=0.3, end_rate=0.15, **options)
+    prepare = PretrainingObjective(tiny_model(), config, MASK, (CLS, SEP), num_steps=100).prepare
+    at_step = jax.jit(prepare)
+    first, half, last = (jax.device_get(at_step(batch, np.int32(step))) for step in (0, 50, 100))
+    for step, rate, found in ((0, 0.3, first), (50, 0.225, half), (100, 0.15, last)):
+        assert at_step._cache_size() == 1 and found.mlm_positions.shape == first.mlm_positions.shape
+        alone = mask(batch, dataclasses.replace(config, rate=rate, end_rate=0.0))
+        assert found.mlm_weights.sum() == alone.mlm_weights.sum(), step
+        np.testing.assert_array_equal(found.token_ids, alone.token_ids)
+    if not options:
+        assert ((first.token_ids == half.token_ids) | (half.token_ids == batch.token_ids)).all()
+    held_out = jax.device_get(jax.jit(prepare)(batch))  # which knows no step
+    np.testing.assert_array_equal(held_out.token_ids, mask(batch, config).token_ids)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

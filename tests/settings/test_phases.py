@@ -9,15 +9,27 @@ import pytest
 from builders import make_dataset, message, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
+from bert_jax.batches.load import train_batches
 from bert_jax.batches.order import train_rows
+from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.phases import may_change, phases_of, rows_before
-from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, Phase2Config, TrainConfig
+from bert_jax.settings.pretraining import (
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    Phase2Config,
+    TrainConfig,
+)
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.optim import learning_rate_at
+from bert_jax.training.phases import open_corpora
 from bert_jax.training.report import read_metrics
 from bert_jax.training.train import begin_stage
 
 SECOND = Phase2Config(num_steps=5, batch_size=8, max_predictions=9, learning_rate=5e-4, warmup_steps=2)
+
+
+FALLING = MaskingConfig(rate=0.3, end_rate=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +81,25 @@ def test_the_rate_restarts_or_goes_on():
     assert rates(config) == of(config.optimizer, 7) + of(own, 5) and rates(config)[7] == 0
     goes_on = two_phases("data", second=Phase2Config(num_steps=5, schedule="continue"))
     assert rates(goes_on) == of(config.optimizer, 12)
+
+
+def test_the_rate_of_masks_falls_through_both_phases(toy_data, longer_rows):
+    config = two_phases(toy_data, longer_rows, masking=FALLING)
+    with jax.set_mesh(mesh := make_mesh(MeshConfig(), jax.devices()[:1])):
+        phases = open_corpora(config, mesh).phases
+    found = []
+    for opened, steps in zip(phases, (range(7), range(7, 12))):
+        data = opened.phase.config.data
+        batch = jax.device_get(next(train_batches(opened.dataset.train, 0, 16, data.seed, mesh, 0)))
+        masked = [jax.jit(opened.objective.prepare)(batch, np.int32(step)) for step in steps]
+        lengths = (batch.sequence_ids > 0).sum(axis=1)
+        most = opened.phase.config.masking.limit(opened.dataset.row_length)
+        for step, each in zip(steps, masked):
+            wanted = np.clip(np.round(lengths * (0.3 - 0.2 * step / 12)), 1, most)
+            np.testing.assert_array_equal(each.mlm_weights.sum(axis=1), wanted)
+            found.append(float(each.mlm_weights.sum()))
+    assert found[:7] == sorted(found[:7], reverse=True) and found[0] > found[6]
+    assert found[7:] == sorted(found[7:], reverse=True) and found[7] > found[11]
 
 
 def test_the_same_data_go_on_where_the_first_phase_left_off():
@@ -194,6 +225,22 @@ def test_eight_devices_go_through_both_phases_like_one(whole, tmp_path):
     train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2), train=divided), tmp_path / "run")
     ours, theirs = losses(tmp_path / "run"), losses(workdir)
     assert sorted(ours) == sorted(theirs) == list(range(1, 13))
+    for step in theirs:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
+
+
+@pytest.mark.slow
+def test_fewer_masks_are_the_same_after_stops_and_on_eight_devices(toy_data, longer_rows, tmp_path, monkeypatch):
+    config = two_phases(toy_data, longer_rows, masking=FALLING)
+    uninterrupted = train(config, tmp_path / "whole")
+    for step in (3, 8):
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            assert step <= train(config, tmp_path / "run").step < 12
+    assert_same_state(train(config, tmp_path / "run").state, uninterrupted.state)
+    divided = dataclasses.replace(config.train, zero1="on")
+    train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2), train=divided), tmp_path / "eight")
+    ours, theirs = losses(tmp_path / "eight"), losses(tmp_path / "whole")
     for step in theirs:
         np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
 

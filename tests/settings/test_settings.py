@@ -26,6 +26,7 @@ from bert_jax.settings.pretraining import (
     OptimizerConfig,
     Phase2Config,
     PretrainConfig,
+    TeacherConfig,
 )
 from bert_jax.settings.relatives import BLOCKS, Block
 from bert_jax.settings.rules import Affects, affecting, changed_keys, from_dict, is_among, to_dict
@@ -121,6 +122,11 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
         (ModelConfig(gradient_dtype="bfloat16"), "gradient_dtype bfloat16 needs model.compute_dtype=bfloat16"),
         (OptimizerConfig(schedule="cosine", decay_power=0.5), "decay_power 0.5 needs optimizer.schedule=linear"),
         (MaskingConfig(mask_rate=0.8, random_rate=0.3), "above 1"),
+        (MaskingConfig(rate=0.1, end_rate=0.2), "masking.end_rate 0.2 is above masking.rate 0.1"),
+        (
+            PretrainConfig(data=DataConfig("p"), masking=MaskingConfig(end_rate=0.1), teacher=TeacherConfig("t")),
+            "set masking.end_rate=0, or leave out teacher.checkpoint",
+        ),
         (MaskingConfig(max_ngram=3), "masking.max_ngram 3 needs masking.whole_word=True"),
         (MeshConfig(data=-1, fsdp=-1), "at most once"),
         (Phase2Config(num_steps=1), "phase2.path is empty"),
