@@ -39,7 +39,12 @@ from bert_jax.checkpoints.names import (
     from_params,
     to_params,
 )
-from bert_jax.checkpoints.sentence_transformers import activation_path, read_pipeline, read_reranker
+from bert_jax.checkpoints.sentence_transformers import (
+    activation_path,
+    check_prompts,
+    read_pipeline,
+    read_reranker,
+)
 from bert_jax.checkpoints.sparse_encoder import model_folder, read_sparse
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
@@ -148,6 +153,7 @@ def load_hf(folder: Folder) -> Imported:
         whole = params | pipeline.params
         own = to_dict(pipeline.settings)
         name, tokenizer = embedding_head(pipeline.settings).name, pipeline.tokenizer or tokenizer
+        check_prompts(pipeline.settings, tokenizer, folder.path)
         return Imported(config, whole, tokenizer, name, (), tuple(notes), "", own)
     present = parts_of(params)
     missing = sorted(set(declared.parts_in(config)) - set(present)) if declared else []
@@ -191,6 +197,7 @@ def save_hf(
     write_more: Callable[[Path], object] = lambda directory: None,
     thresholds: str = "",
     activation: str = "",
+    max_seq_length: int = 0,
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
@@ -198,7 +205,8 @@ def save_hf(
     are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`. `dtype` float16
     takes half the space; numbers beyond 65,504 do not fit. `write_more` writes into the directory before it is there.
     `thresholds` and `activation` are those of `TaskConfig`: transformers keeps them, and does not read them;
-    sentence-transformers' CrossEncoder reads the activation.
+    sentence-transformers' CrossEncoder reads the activation. It cuts rows of a model with one output at the tokenizer's
+    length, which is `max_seq_length`, or for 0 as many as there are positions.
 
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
@@ -231,13 +239,15 @@ def save_hf(
         settings[_OF_TASKS] = {
             _MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}
         }
+    most = config.max_positions
     # whose default is the sigmoid
     if head is SEQUENCES and len(params["classifier"]["bias"]) == 1:
         settings["sentence_transformers"] = {"activation_fn": activation_path(activation)}
+        most = min(max_seq_length or most, most)
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)
-        notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
+        notes += save_hf_tokenizer(temporary, tokenizer, most)
         if config.type_vocab_size < 2:  # its tokenizer would give types to texts all the same
             where = temporary / "tokenizer_config.json"
             inputs = {"model_input_names": ["input_ids", "attention_mask"]}

@@ -361,6 +361,17 @@ def read_prompts(about: JsonObject, where: Path) -> tuple[dict[str, Any], list[s
     return settings, notes
 
 
+def check_prompts(settings: TaskConfig, tokenizer: Tokenizer, where: object) -> None:
+    """Raises: InputError if a prompt has a token such as [SEP], which is text here and a token to the library."""
+    for name, prompt in settings.embedding.prompts().items():
+        ids = tokenizer.encode(prompt, allow_special=True)
+        if ids != tokenizer.encode(prompt) and set(ids) & set(tokenizer.special_ids):
+            raise InputError(
+                f"{where}: the prompt {name} is {shown(prompt)}, with a special token that is text here and a token to "
+                "sentence-transformers, so vectors would differ; use other words"
+            )
+
+
 def _poolings(folder: Folder, has_prompts: bool) -> list[str]:
     """Returns the names of what stands side by side in a vector."""
     about, where = config_of(folder, _POOLING)

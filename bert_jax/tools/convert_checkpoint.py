@@ -130,7 +130,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     from bert_jax.checkpoints.model_card import gather_records, model_card
     from bert_jax.checkpoints.multi_vector import check_pylate, write_multi_vector, write_pylate
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
-    from bert_jax.checkpoints.sentence_transformers import write_pipeline
+    from bert_jax.checkpoints.sentence_transformers import check_prompts, write_pipeline
     from bert_jax.checkpoints.sparse_encoder import write_sparse
     from bert_jax.inference.compare import differences
     from bert_jax.inference.late_interaction import is_of_tokens
@@ -166,6 +166,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         card = model_card(gather_records(source, *records), title, _LIBRARIES[to], lost)
         options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
         options |= {name: bert.task_settings.get(name, "") for name in ("thresholds", "activation")}
+        options["max_seq_length"] = bert.task_settings.get("max_seq_length", 0)
         params = bert.params
         if to != "hf":
             settings = bert.embedding or TaskConfig(
@@ -175,6 +176,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
                 notes.append(
                     "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
                 )
+            check_prompts(settings, bert.tokenizer, _INPUT.value)
             parts = {"encoder"}
             write: Any = write_multi_vector if is_of_tokens(bert) else write_pipeline
             if settings.embedding.kind == "sparse":

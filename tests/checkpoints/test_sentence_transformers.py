@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from bert_jax import InputError, load_pretrained, save_pretrained, sentence_embeddings
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.hf_extras import MODULES
-from bert_jax.checkpoints.sentence_transformers import write_pipeline
+from bert_jax.checkpoints.sentence_transformers import check_prompts, write_pipeline
 from bert_jax.inference.predict import Predictor, load_predictor
 from bert_jax.settings.finetuning import EmbeddingConfig
 
@@ -68,6 +68,19 @@ def test_what_is_written_is_read_back(tmp_path, settings):
         assert (again.task, again.embedding) == (bert.task, bert.embedding)
         assert again.tokenizer.encode_batch(TEXTS) == bert.tokenizer.encode_batch(TEXTS)
         assert_same(again.params, bert.params)
+
+
+def test_prompts_with_special_tokens_are_refused_both_ways(directory):
+    """They are text here, and tokens in sentence-transformers; a token of the vocabulary is a word in both."""
+    said = 'the prompt passage is "a [SEP] b: ", with a special token'
+    for prompt in ("a [SEP] b: ", "a b: "):
+        prompts = {"query": "ba: ", "document": prompt}
+        change_json(directory / ABOUT, prompts=prompts)
+        if "SEP" in prompt:
+            assert f"{directory}: {said}" in message(load_pretrained, directory)
+    bert = make(passage_prompt="a [SEP] b: ")
+    assert f"runs/own: {said}" in message(check_prompts, bert.embedding, bert.tokenizer, "runs/own")
+    assert load_pretrained(directory).embedding.embedding.passage_prompt == "a b: "
 
 
 def test_both_spellings_of_types_and_options(directory):
@@ -237,6 +250,13 @@ def test_a_reranker_is_the_classifier_that_it_is(tmp_path):
         change_json(tmp_path / "out" / ABOUT, **about | other)
         with pytest.raises(InputError, match=problem):
             load_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("length", "expected"), [(0, 64), (16, 16), (999, 64)])
+def test_rows_of_a_reranker_are_as_long_as_it_was_trained(tmp_path, length, expected):
+    save_reranker(tmp_path / "out", max_seq_length=length)
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["model_max_length"] == expected
+    assert load_predictor(tmp_path / "out").task.config.max_seq_length == expected
 
 
 OF_TORCH = "torch.nn.modules.activation."
