@@ -51,7 +51,8 @@ class Records:
     task: str
     parameters: int
     labels: Sequence[str] = ()
-    trained: Mapping[str, int] = field(default_factory=dict)  # step, sequences, tokens, words
+    # step, sequences, tokens, words; averaged
+    trained: Mapping[str, int] = field(default_factory=dict)
     run: Values = field(default_factory=dict)  # the settings of the run
     about: JsonObject = field(default_factory=dict)  # as `training.about.record_of_run` returns it
     # metrics of the last evaluation, with its step
@@ -78,6 +79,8 @@ def gather_records(
         if isinstance(run := _read(f"{workdir}/config.json").get("run"), dict):
             about, results = (_read(f"{workdir}/{name}") for name in (ABOUT, "results.json"))
             heldout = _evaluation(f"{workdir}/metrics.jsonl", trained.get("step"))
+            if "averaged" in trained:  # the scores are of others
+                heldout, results = {}, {}
             return Records(*own, run=run, about=about, heldout=heldout, results=results)
         workdir = workdir.rpartition("/")[0]
     return Records(*own)
@@ -187,7 +190,10 @@ def _training(records: Records) -> Rows:
     start = start.removeprefix(prefix).rstrip("/")
     name = start.partition("?")[0] if is_hub(start) else start.rpartition("/")[2]
     rows["started from"] = prefix + name
-    return rows | {f"{name} so far": count for name, count in records.trained.items()}
+    counts = dict(records.trained)
+    if averaged := counts.pop("averaged", 0):
+        rows["mean of the parameters of"] = f"{averaged} checkpoints"
+    return rows | {f"{name} so far": count for name, count in counts.items()}
 
 
 def _pick(values: object, names: str) -> Rows:

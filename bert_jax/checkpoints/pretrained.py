@@ -39,7 +39,7 @@ from bert_jax.model.replacing import GENERATOR
 from bert_jax.model.shapes import abstract_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
+from bert_jax.settings.rules import Values, affecting, drop_removed, from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.folder import Folder, open_folder
@@ -91,7 +91,8 @@ class Pretrained:
     notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
     # settings.finetuning.TaskConfig of a fine-tuned model
     task_settings: Values = field(default_factory=dict)
-    # if known: step, and the sequences, tokens and words so far
+    # if known: step, and the sequences, tokens and words so far; of a mean of several models those of the last, and
+    # how many were averaged
     trained: dict[str, int] = field(default_factory=dict)
     # Hugging Face's problem_type, if it does not follow from the number of outputs
     problem: str = ""
@@ -181,6 +182,8 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
 
 def read_pretrained(source: Resolved) -> Pretrained:
     """Returns the model at a path in one of three formats, as `bert_jax.load_pretrained`, which also warns."""
+    if source.averaged:
+        return _read_mean(source)
     if source.format == "bert_jax":
         is_model = source.expect("model") == "model"
         if isinstance(source.place, Path):
@@ -203,6 +206,35 @@ def read_pretrained(source: Resolved) -> Pretrained:
         dict(imported.task_settings),
     )
     return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})
+
+
+def _read_mean(source: Resolved) -> Pretrained:
+    """Returns the last of several models of a run, with the mean of their parameters; one after the other is read.
+
+    Raises: InputError if they have other shapes or another vocabulary.
+    """
+    last = read_pretrained(dataclasses.replace(source, averaged=()))
+    total = last.params
+    for each in source.averaged:
+        other = read_pretrained(each)
+        if _kind_of(other) != _kind_of(last):
+            raise InputError(
+                f"{each.place} has another shape or vocabulary than {source.place}; average models of one run"
+            )
+        total = jax.tree.map(operator.add, total, other.params)
+    count = 1 + len(source.averaged)
+    return dataclasses.replace(
+        last,
+        params=jax.tree.map(lambda leaf: leaf / count, total),
+        notes=(*last.notes, f"the mean of {count} models of one run"),
+        trained=last.trained | {"averaged": count},
+    )
+
+
+def _kind_of(bert: Pretrained) -> tuple[object, ...]:
+    """Returns what models must share for a mean of their parameters to be one."""
+    shape = [getattr(bert.config, name) for name in affecting(ModelConfig, "model")]
+    return shape, describe(bert.params), bert.tokenizer.fingerprint, bert.task, bert.labels
 
 
 class _About(TypedDict):

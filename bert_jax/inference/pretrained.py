@@ -106,8 +106,9 @@ def load_pretrained(path: AnyPath, dtype: str = "") -> Pretrained:
     DIR/bert_model.ckpt.
 
     A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
-    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
-    the parameters of a checkpoint are read from there, and a model's files are copied to the cache.
+    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`), WORKDIR@STEP,STEP the mean of the parameters of
+    several. A path may be a URL, such as gs://BUCKET/RUN: the parameters of a checkpoint are read from there, and
+    a model's files are copied to the cache.
 
     The parameters are float32 and on one device. With `dtype` "bfloat16" or "float32" the model computes in that type,
     else in its own: float32, unless it was trained in bfloat16. `notes` of the result list differences from its source;

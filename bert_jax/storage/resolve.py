@@ -26,7 +26,7 @@ Kind: TypeAlias = Literal["run", "unfinished", "model", "hf", "tf1", "data", "fi
 Needed: TypeAlias = Literal["model", "data"]
 
 FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
-# of the models of some steps of a run, which are kept and named WORKDIR@STEP
+# of the models of some steps of a run, which are kept and named WORKDIR@STEP; WORKDIR@STEP,STEP is a mean of them
 REVISIONS = "revisions"
 MANIFEST = "manifest.json"  # of a data set
 HUB = "hf://"
@@ -86,6 +86,7 @@ class Resolved:
       kinds: the kinds that it holds, with the names of the files that show them; empty for any other directory.
       names: of what is in a directory.
       listed: the directory on this machine, or that of Google's checkpoint.
+      averaged: for WORKDIR@STEP,STEP the other models of the mean; this one is the last.
     """
 
     given: str
@@ -93,6 +94,7 @@ class Resolved:
     kinds: Mapping[Kind, str]
     names: Sequence[str] = ()
     listed: Folder | None = None
+    averaged: "tuple[Resolved, ...]" = ()
 
     def expect(self, needed: Needed) -> Kind:
         """Returns the kind of the model or data set. Raises: InputError if there is none, or models of two formats."""
@@ -138,9 +140,9 @@ class Resolved:
 
 
 def resolve(path: AnyPath) -> Resolved:
-    """Resolves a path: a str, a Path, gs://..., hf://ORG/NAME or WORKDIR@STEP.
+    """Resolves a path: a str, a Path, gs://..., hf://ORG/NAME, WORKDIR@STEP or WORKDIR@STEP,STEP.
 
-    Raises: InputError if the file system cannot be asked, or a work directory has no revision of that step.
+    Raises: InputError if the file system cannot be asked, or a work directory has no revision of such a step.
     """
     given = str(path)
     place = to_place(path)
@@ -153,8 +155,9 @@ def resolve(path: AnyPath) -> Resolved:
         return Resolved(given, place, {"hf": given})
     found = _look(given, place)
     # Only then: a directory may have an @ in its name.
-    if "nothing" in found.kinds and (revision := _revision(given)):
-        found = _look(given, revision)
+    if "nothing" in found.kinds and (revisions := _revisions(given)):
+        *others, last = [_look(given, revision) for revision in revisions]
+        found = dataclasses.replace(last, averaged=tuple(others))
     # A finished fine-tuning: its model is read, and it is still called a work directory.
     if found.kinds.get("model") == FINETUNED:
         inside = _look(given, found.place / FINETUNED)
@@ -218,20 +221,27 @@ def _kinds_of(names: Sequence[str]) -> dict[Kind, str]:
     return kinds
 
 
-def _revision(path: str) -> Place | None:
-    """Returns the directory that WORKDIR@STEP names; None if the path is not such a name.
+def _revisions(path: str) -> list[Place]:
+    """Returns the directories that WORKDIR@STEP,STEP names, by ascending steps; none if the path is not such a name.
 
-    Raises: InputError, with the steps that there are, if the work directory has no revision of this step.
+    Raises: InputError, with the steps that there are, if the work directory has no revision of one of these.
     """
-    workdir, _, step = path.rpartition("@")
-    if not (workdir and step.isdecimal() and len(step) < 19) or not to_place(workdir).is_dir():
-        return None
-    revision = revision_path(to_place(workdir), int(step))
-    if not revision.is_dir():
-        kept = revision.parent.iterdir() if revision.parent.is_dir() else ()
-        steps = sorted(int(path.name) for path in kept if path.name.isdecimal())
-        there = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
-        raise InputError(
-            f"{workdir} has no revision of step {step}; {there}: see checkpoint.keep_every"
-        )
-    return revision
+    workdir, _, names = path.rpartition("@")
+    wanted = names.split(",")
+    are_steps = all(step.isdecimal() and len(step) < 19 for step in wanted)
+    if not (workdir and are_steps) or not to_place(workdir).is_dir():
+        return []
+    revisions = []
+    for step in sorted(set(map(int, wanted))):
+        revision = revision_path(to_place(workdir), step)
+        if not revision.is_dir():
+            kept = revision.parent.iterdir() if revision.parent.is_dir() else ()
+            steps = sorted(int(path.name) for path in kept if path.name.isdecimal())
+            there = (
+                f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+            )
+            raise InputError(
+                f"{workdir} has no revision of step {step}; {there}: see checkpoint.keep_every"
+            )
+        revisions.append(revision)
+    return revisions

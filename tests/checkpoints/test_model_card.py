@@ -120,6 +120,10 @@ def test_records_are_found_from_a_work_directory_and_what_is_in_it(tmp_path, ins
     assert found.heldout == {"step": 4, "mlm_loss": 5.0}  # not what came after the revision
     assert found.run == {"train": {"seed": 3}} and found.about == {"devices": "2 x cpu"}
     assert gather_records(place, MODEL, "pretraining", 1, (), {}).heldout["step"] == 8
+    mean = gather_records(place, MODEL, "pretraining", 1, (), {"step": 5, "averaged": 3})
+    assert (mean.heldout, mean.run) == ({}, found.run)  # the scores are of other parameters
+    said = rows(model_card(mean))
+    assert (said["mean of the parameters of"], said["step so far"]) == ("3 checkpoints", "5")
 
 
 def test_other_models_have_no_records(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from builders import message, tiny_run
@@ -72,6 +73,40 @@ def test_a_revision_is_named_by_its_step(kept):
             assert_same_state(ten, other)
     assert "no revision of step 7; it has those of steps 0, 5, 10" in message(bert_jax.load_pretrained, f"{workdir}@7")
     assert "does not exist" in message(bert_jax.load_pretrained, f"{workdir}-not-there@7")
+
+
+def test_several_steps_are_the_mean_of_their_parameters(kept, tmp_path):
+    workdir, _ = kept
+    mean = bert_jax.load_pretrained(f"{workdir}@10,0,5,10")
+    apart = [bert_jax.load_pretrained(f"{workdir}@{step}").params for step in (0, 5, 10)]
+    for found, *leaves in zip(*map(jax.tree.leaves, (mean.params, *apart)), strict=True):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, np.mean(np.float64(leaves), axis=0), rtol=1e-6, atol=1e-8)
+    assert (mean.trained["step"], mean.trained["averaged"]) == (10, 3) and "the mean of 3 models" in mean.notes[-1]
+    bert_jax.save_pretrained(mean, tmp_path / "mean")
+    again = bert_jax.load_pretrained(tmp_path / "mean")
+    assert_same_state(again.params, mean.params)
+    assert again.trained == mean.trained
+    assert "no revision of step 7; it has those of steps 0, 5, 10" in message(
+        bert_jax.load_pretrained, f"{workdir}@5,7"
+    )
+    assert "does not exist" in message(bert_jax.load_pretrained, f"{workdir}@5,")
+
+
+def test_a_mean_is_of_models_of_one_shape_and_one_vocabulary(kept, tmp_path):
+    run = shutil.copytree(kept[0], tmp_path / "run")
+    five = run / "revisions" / "00000005"
+    shutil.rmtree(five)
+    bert = bert_jax.load_pretrained(f"{run}@10")
+    other_words = load_tokenizer(run / "tokenizer", lowercase=not bert.tokenizer.lowercase)
+    for changes in (
+        {"config": dataclasses.replace(bert.config, activation="relu")},
+        {"params": {"encoder": bert.params["encoder"]}},
+        {"tokenizer": other_words},
+    ):
+        bert_jax.save_pretrained(dataclasses.replace(bert, **changes), five)
+        said = message(bert_jax.load_pretrained, f"{run}@5,10")
+        assert "00000005 has another shape or vocabulary than " in said and "average models of one run" in said
 
 
 def test_a_directory_with_an_at_sign_in_its_name_is_itself(kept, tmp_path):

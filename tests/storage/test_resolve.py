@@ -56,14 +56,20 @@ def test_a_file_and_nothing(root):
 
 
 def test_a_revision_is_a_directory_of_its_work_directory(root):
-    for name in ("params/x", "config.json", "tokenizer/vocab.txt"):
-        path = root / "run" / "revisions" / "00000012" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
+    revisions = root / "run" / "revisions"
+    for step in ("00000009", "00000012"):
+        for name in ("params/x", "config.json", "tokenizer/vocab.txt"):
+            path = revisions / step / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x")
     found = resolve(f"{root}/run@12")
-    assert (list(found.kinds), found.place) == (["model"], root / "run" / "revisions" / "00000012")
-    assert "run has no revision of step 7; it has those of steps 12" in message(resolve, f"{root}/run@7")
-    for name in ("elsewhere@7", "run@last", "run@", f"run@{10**18}"):
+    assert (list(found.kinds), found.place, found.averaged) == (["model"], revisions / "00000012", ())
+    several = resolve(f"{root}/run@12,9,12")
+    assert (list(several.kinds), several.place) == (["model"], revisions / "00000012")
+    assert [(list(each.kinds), each.place) for each in several.averaged] == [(["model"], revisions / "00000009")]
+    assert "has no revision of step 7; it has those of steps 9, 12" in message(resolve, f"{root}/run@9,7")
+    assert "run has no revision of step 7; it has those of steps 9, 12" in message(resolve, f"{root}/run@7")
+    for name in ("elsewhere@7", "run@last", "run@", f"run@{10**18}", "run@9,", "run@9,last"):
         assert list(resolve(f"{root}/{name}").kinds) == ["nothing"]
 
 
