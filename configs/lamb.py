@@ -3,7 +3,7 @@
 
 Command:   bert_jax train --config=lamb:large --config.data.path=DIR128 --config.phase2.path=DIR512
                --workdir=DIR
-           (each batch is divided into as few microbatches as fit into the memory of a device. To run only the first
+           (each batch is divided into microbatches that fit into the memory of a device. To run only the first
            phase: --config.phase2.num_steps=0)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10, and the same with 512
 Hardware:  NVIDIA reports, in float16 with AMP, 580 sequences/s of 128 tokens on one A100-80 and 4,591 on eight, and 210

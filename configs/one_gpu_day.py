@@ -2,7 +2,7 @@
 """BERT-Base in a day on one GPU: batches of 4,096, a high learning rate, more masks, no next sentence prediction.
 
 Command:   bert_jax train --config=one_gpu_day --config.data.path=DIR --workdir=DIR
-           (a batch is divided into as few microbatches as fit; --config.train.accumulate=32 sets their number)
+           (a batch is divided into as few microbatches as fit a GPU; --config.train.accumulate=32 sets their number)
 Data:      prepare_corpus --max_seq_length=128 --next_sentence=none --duplicates=1 on ten gigabytes of text or more:
            102 M sequences are 13 billion tokens, and masks are drawn anew in each pass
 Hardware:  one A100, H100 or H200; 7 x 10^10 FLOP per sequence (flops.py) are 7 x 10^18 in all, a day at 86 TFLOP/s:

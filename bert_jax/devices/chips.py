@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GIB = 2**30
+MIB = 2**20
 GPUS_PER_HOST = 8
 
 
@@ -23,6 +24,9 @@ class Chip:
     # from a GPU to other hosts; 0 for TPUs, which the links connect across hosts
     network_bandwidth: float = 0.0
     megacore: bool = False  # libtpu compiles both cores of a chip as one device
+    vmem_bytes: int = (
+        0  # of a TPU's own memory beside its units, where libtpu was seen to keep activations there
+    )
 
     @property
     def is_tpu(self) -> bool:
@@ -34,10 +38,17 @@ def _same(device_kind: str, flops: float, **rest: float | str | bool) -> Chip:
 
 
 def _tpu(
-    device_kind: str, flops: float, family: str, hbm: float, bandwidth: float, links: float
+    device_kind: str,
+    flops: float,
+    family: str,
+    hbm: float,
+    bandwidth: float,
+    links: float,
+    vmem: int = 0,
 ) -> Chip:
     rest = {"hbm_bytes": hbm * GIB, "hbm_bandwidth": bandwidth, "link_bandwidth": links}
-    return _same(device_kind, flops, family=family, **rest, megacore=family in ("v4", "v5p"))
+    megacore = family in ("v4", "v5p")
+    return _same(device_kind, flops, family=family, **rest, megacore=megacore, vmem_bytes=vmem)
 
 
 def _gpu(
@@ -56,18 +67,19 @@ def _gpu(
 # in one bfloat16 pass, on NVIDIA GPUs since Ampere in TF32; older ones have no bfloat16 units, and XLA computes in
 # float32. Sources: Google Cloud TPU system architecture pages, per chip, divided by 2 where JAX shows each core of a
 # chip as a device (v2, v3, 7x), with interchip links of 45 GB/s each way, 4 on v5e and v6e, 6 else; v6e 90. NVIDIA's
-# data sheets, without sparsity; NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU.
+# data sheets, without sparsity; NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU. VMEM: JAX's table
+# of TPUs, of those whose compiled programs were read (docs/planner.md).
 CHIPS = (
     _same("TPU v2", 23e12),
     _same("TPU v3", 61.5e12),
     _same("TPU v4 lite", 137e12),
     _tpu("TPU v4", 275e12, "v4", 32, 1.2e12, 270e9),
-    _tpu("TPU v5 lite", 197e12, "v5e", 16, 0.819e12, 180e9),
-    _same("TPU v5e", 197e12),
+    _tpu("TPU v5 lite", 197e12, "v5e", 16, 0.819e12, 180e9, 128 * MIB),
+    _same("TPU v5e", 197e12, vmem_bytes=128 * MIB),
     _same("TPU v5p", 459e12),
     _tpu("TPU v5", 459e12, "v5p", 95, 2.765e12, 540e9),
-    _tpu("TPU v6 lite", 918e12, "v6e", 32, 1.64e12, 360e9),
-    _same("TPU v6e", 918e12),
+    _tpu("TPU v6 lite", 918e12, "v6e", 32, 1.64e12, 360e9, 128 * MIB),
+    _same("TPU v6e", 918e12, vmem_bytes=128 * MIB),
     _same("TPU7x", 1153.5e12),
     Chip("NVIDIA B200", 2250e12, 1125e12),
     Chip("NVIDIA GH200", 989.4e12, 494.7e12),
@@ -92,12 +104,23 @@ def peak_flops(device_kind: str, dtype: str) -> float:
 
     It is unknown for CPUs, for slices of a GPU and for dtypes other than "bfloat16" and "float32".
     """
-    if dtype not in ("bfloat16", "float32") or " MIG " in device_kind:
+    chip = _chip_of(device_kind)
+    if chip is None or dtype not in ("bfloat16", "float32") or " MIG " in device_kind:
         return 0.0
+    return chip.bfloat16 if dtype == "bfloat16" else chip.float32
+
+
+def vmem_bytes(device_kind: str) -> int:
+    """Returns the bytes of a TPU's VMEM (`jax.Device.device_kind`), or 0 of devices that are not known to use it so."""
+    chip = _chip_of(device_kind)
+    return chip.vmem_bytes if chip else 0
+
+
+def _chip_of(device_kind: str) -> Chip | None:
     for chip in CHIPS:
         if f"{device_kind} ".startswith((f"{chip.device_kind} ", f"{chip.device_kind}-")):
-            return chip.bfloat16 if dtype == "bfloat16" else chip.float32
-    return 0.0
+            return chip
+    return None
 
 
 def multiplies_faster_in_bfloat16(device: Any) -> bool:

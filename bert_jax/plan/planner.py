@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, RowShape
 from bert_jax.batches.load import abstract_batch
 from bert_jax.data.records import row_dtype
-from bert_jax.devices.chips import GPUS, GPUS_PER_HOST, TPUS, Chip, peak_flops
+from bert_jax.devices.chips import GPUS, GPUS_PER_HOST, TPUS, Chip, peak_flops, vmem_bytes
 from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.flops import step_flops
@@ -157,7 +157,8 @@ def _as_run_there(config: ResolvedConfig, mesh: Mesh, limit: float, row: Rows) -
     shape = _objective(keeps_all, mesh, row).row_shape(_batch(row))
     batches = Batches(config.data.batch_size, config.train.accumulate, shape)
     state = functools.partial(_state, keeps_all, mesh, row)
-    remat, (count,) = choose_memory(config.in_memory, [batches], mesh.shape, state, limit)
+    vmem = vmem_bytes(mesh.devices.flat[0].device_kind)
+    remat, (count,) = choose_memory(config.in_memory, [batches], mesh.shape, state, limit, vmem)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, remat=remat),

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.devices.chips import GPUS, TPUS
+from bert_jax.devices.chips import GPUS, TPUS, vmem_bytes
 from bert_jax.devices.sharding import check_divisible, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.plan.planner import Plan, estimated_bytes, plan, planned_devices, row_of
 from bert_jax.settings.pretraining import MeshConfig, ResolvedConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.training.choices import choose_precision
+from bert_jax.training.choices import choose_precision, fewest_small
 
 BEST = 3  # plans that fit as compiled, after which a search ends
 MOST_COMPILED = 8  # programs, each of which takes minutes
@@ -39,8 +39,8 @@ def search(
     """Returns plans of the global batch `config.data.batch_size`, those that fit first, by their bound.
 
     The search covers mesh, attention, rematerialization, unrolling, ZeRO-1, the dtype of gradients, and accumulation
-    and so the rows at once. The estimate of memory says how many rows at once may fit. Candidates that compute least
-    again are compiled in turn until `BEST` of them fit.
+    and so the rows at once. The estimate of memory says how many rows at once may fit; on TPUs `fewest_small` takes
+    fewer. Candidates that compute least again are compiled in turn until `BEST` of them fit.
     `on_plan` is called with every compiled plan, `on_refusal` with the reason why a mesh is left out.
 
     Raises: as `plan`; InputError also if the batch divides over no mesh.
@@ -91,24 +91,31 @@ def meshes(num_chips: int, slices: int) -> list[MeshConfig]:
 def _candidates(
     config: ResolvedConfig, devices: Sequence[Any], hbm_bytes: float, row: np.dtype
 ) -> Iterator[_Candidate]:
-    """Yields each combination of settings on a mesh with the most rows at once that fit, by the estimate of memory.
+    """Yields each combination of settings on a mesh with as many rows at once as a run would take.
+
+    What fits is told by the estimate of memory.
 
     Raises: InputError if the model or the batch does not divide over the mesh.
     """
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, (config.data.batch_size, 1))
     rows = config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    counts = [number for number in range(1, rows + 1) if rows % number == 0]
+    tokens = rows * row["token_ids"].shape[0]
+    vmem = vmem_bytes(devices[0].device_kind)
     for settings in _settings(config, mesh.size):
-        for accumulate in (number for number in range(1, rows + 1) if rows % number == 0):
-            candidate = dataclasses.replace(
-                settings, train=dataclasses.replace(settings.train, accumulate=accumulate)
+        divided = {
+            count: dataclasses.replace(
+                settings, train=dataclasses.replace(settings.train, accumulate=count)
             )
-            fits = estimated_bytes(candidate, mesh, row) < hbm_bytes
-            if fits or accumulate == rows:
-                yield _Candidate(
-                    (not fits, _REMATS.index(candidate.model.remat), accumulate), candidate
-                )
-                break
+            for count in counts
+        }
+        fitting = [
+            count for count in counts if estimated_bytes(divided[count], mesh, row) < hbm_bytes
+        ]
+        count = fewest_small(fitting or counts[-1:], tokens, config.model.hidden_size, vmem)
+        again = _REMATS.index(settings.model.remat)
+        yield _Candidate((not fitting, again, count), divided[count])
 
 
 def _settings(config: ResolvedConfig, num_chips: int) -> Iterator[ResolvedConfig]:

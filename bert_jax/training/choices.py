@@ -31,6 +31,8 @@ Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 # Of the memory of a device, what a step may take by arithmetic, which is up to 9 % off (docs/planner.md).
 _USABLE = 0.9
 _REMATS = ("none", "dots", "full")  # the first computes nothing again
+# Of a TPU's VMEM, what the hidden states of a microbatch may take (docs/planner.md).
+OF_VMEM = 1 / 16
 # section and name of the settings that may be left open, and what they say then
 _OPEN = (
     ("model", "compute_dtype", "auto"),
@@ -42,7 +44,7 @@ _OPEN = (
 
 
 class Batches(NamedTuple):
-    """The batches of a phase: rows of the global one, microbatches or 0 for as few as fit, and the sizes of a row."""
+    """The batches of a phase: rows of the global one, microbatches or 0 for open, and the sizes of a row."""
 
     size: int
     accumulate: int
@@ -119,11 +121,14 @@ def choose_memory(
     mesh_shape: Mapping[str, int],
     make_state: Callable[[], TrainState],
     limit: float,
+    vmem: int = 0,
 ) -> tuple[str, list[int]]:
     """Returns `model.remat` and the microbatches of each phase: those that compute least again and fit `limit` bytes.
 
     By arithmetic (`estimate_memory`), of the shapes that `make_state` returns. To compute nothing again comes before
     fewer microbatches. If nothing fits, everything is computed again, for one row at once.
+
+    `vmem` is that of `fewest_small`.
     """
     remats = _REMATS if model.remat == "auto" else (model.remat,)
     # Rows that take little would not make room for the rest; this spares a small run the shapes of its state.
@@ -132,34 +137,52 @@ def choose_memory(
         return remats[0], [max(1, phase.accumulate) for phase in batches]
     state = make_state()
 
-    def fewest(remat: str, phase: Batches) -> int:
+    def wanted(remat: str, phase: Batches) -> int:
         asked = dataclasses.replace(model, remat=remat)
+        fitting = []
         for count in _counts(phase, mesh_shape):
             kinds = estimate_memory(asked, phase.size, count, state, mesh_shape, phase.row)
             if kinds["total"] < limit * _USABLE:
-                return count
-        return 0
+                fitting.append(count)
+        tokens = _rows(phase, mesh_shape) * phase.row.length
+        return fewest_small(fitting, tokens, model.hidden_size, vmem) if fitting else 0
 
     for remat in remats:
-        counts = [fewest(remat, phase) for phase in batches]
+        counts = [wanted(remat, phase) for phase in batches]
         if all(counts):
             return remat, counts
     return remats[-1], [_counts(phase, mesh_shape)[-1] for phase in batches]
 
 
+def fewest_small(counts: Sequence[int], tokens: int, hidden_size: int, vmem: int) -> int:
+    """Returns how many microbatches the `tokens` of a device are divided into, one of `counts`, which ascend.
+
+    The fewest; with `vmem`, the bytes that a TPU has beside its units, the fewest whose hidden states in bfloat16 take
+    a small part of it, or the most. libtpu then keeps more of what a layer makes there, and moves less through HBM.
+    """
+    if not vmem:
+        return counts[0]
+    small = [count for count in counts if tokens // count * hidden_size * 2 <= vmem * OF_VMEM]
+    return small[0] if small else counts[-1]
+
+
+def _rows(phase: Batches, mesh_shape: Mapping[str, int]) -> int:
+    """Returns the rows of a batch that a device has."""
+    return max(1, phase.size // (mesh_shape["data"] * mesh_shape["fsdp"]))
+
+
 def _bytes_of_rows(model: ModelConfig, phase: Batches, mesh_shape: Mapping[str, int]) -> int:
     """Returns the bytes of a device that a whole batch takes, without microbatches."""
-    rows = max(1, phase.size // (mesh_shape["data"] * mesh_shape["fsdp"]))
     tensor = mesh_shape["tensor"]
     logits = logit_bytes(model, phase.row.predictions, tensor)
-    return rows * (activation_bytes(model, phase.row.length, tensor) + logits)
+    return _rows(phase, mesh_shape) * (activation_bytes(model, phase.row.length, tensor) + logits)
 
 
 def _counts(phase: Batches, mesh_shape: Mapping[str, int]) -> list[int]:
     """Returns how many microbatches a batch may have, the fewest first."""
     if phase.accumulate:
         return [phase.accumulate]
-    rows = max(1, phase.size // (mesh_shape["data"] * mesh_shape["fsdp"]))
+    rows = _rows(phase, mesh_shape)
     return [count for count in range(1, rows + 1) if rows % count == 0]
 
 

@@ -12,6 +12,7 @@ from bert_jax.batch import RowShape
 from bert_jax.batches.load import abstract_batch
 from bert_jax.batches.stream import open_for_training
 from bert_jax.data.records import Dataset
+from bert_jax.devices.chips import vmem_bytes
 from bert_jax.errors import InputError
 from bert_jax.model.attention import LONGEST_WHOLE
 from bert_jax.model.objective import Objective
@@ -101,7 +102,10 @@ def _fit_into_memory(
         batches.append(Batches(phase.data.batch_size, phase.train.accumulate, row))
     # which all phases share
     state = partial(abstract_state, objectives[0], config.optimizer, config.train, mesh)
-    remat, counts = choose_memory(config.in_memory, batches, mesh.shape, state, memory_of(mesh))
+    vmem = vmem_bytes(mesh.devices.flat[0].device_kind)
+    remat, counts = choose_memory(
+        config.in_memory, batches, mesh.shape, state, memory_of(mesh), vmem
+    )
     model = dataclasses.replace(config.model, remat=remat)
     train = dataclasses.replace(config.train, accumulate=counts[0])
     second = config.phase2

@@ -16,7 +16,8 @@ from bert_jax.plan.search import meshes, search
 from bert_jax.plan.tables import search_table
 from bert_jax.settings.model import model_size
 
-GPU = SimpleNamespace(platform="cuda", compute_capability="9.0")
+GPU = SimpleNamespace(platform="cuda", compute_capability="9.0", device_kind="NVIDIA H100")
+TPU = SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +58,12 @@ def compiled(monkeypatch):
         rows = config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"]) // config.train.accumulate
         return rows * 1e9 / (1 if config.model.remat == "none" else 2)
 
+    def planned_devices(name, slices):
+        family, _, count = name.partition(":")
+        return [TPU if family == "v6e" else GPU] * int(count), ""
+
     monkeypatch.setattr(searching, "plan", plan)
-    monkeypatch.setattr(searching, "planned_devices", lambda name, _: ([GPU] * int(name.partition(":")[2]), ""))
+    monkeypatch.setattr(searching, "planned_devices", planned_devices)
     monkeypatch.setattr(searching, "make_mesh", make_mesh)
     monkeypatch.setattr(searching, "estimated_bytes", estimated_bytes)
     return asked
@@ -99,6 +104,11 @@ def test_what_does_not_fit_at_once_is_accumulated_and_what_computes_nothing_agai
     found = search(configuration(tmp_path, 8 * 1024), "a100:8", ROW)
     assert {(each.model.remat, each.train.accumulate) for each in compiled} == {("none", 16)}
     assert "--config.train.accumulate=16" in found[0].flags
+
+
+def test_tpus_take_microbatches_of_which_they_keep_more_beside_their_units(tmp_path, compiled):
+    search(configuration(tmp_path, 8 * 16), "v6e:8", ROW)  # 16 rows of 512 x 1024 numbers in bfloat16 are 16 MiB
+    assert {each.train.accumulate for each in compiled} == {2}
 
 
 def test_a_mesh_that_does_not_divide_is_left_out_with_the_reason(tmp_path):

@@ -12,6 +12,7 @@ from builders import tiny_run
 from whole_runs import ONE_DEVICE, train
 
 from bert_jax.batch import RowShape
+from bert_jax.devices.chips import vmem_bytes
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import PretrainingObjective
@@ -19,7 +20,14 @@ from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import left_open, model_of_run
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, PretrainConfig, TrainConfig
 from bert_jax.training import choices
-from bert_jax.training.choices import Batches, choose_memory, choose_precision, choose_update, describe_choices
+from bert_jax.training.choices import (
+    OF_VMEM,
+    Batches,
+    choose_memory,
+    choose_precision,
+    choose_update,
+    describe_choices,
+)
 from bert_jax.training.memory import estimate_memory
 from bert_jax.training.step import abstract_state
 
@@ -101,9 +109,9 @@ def base():
         asked = dataclasses.replace(plain, remat=remat)
         return estimate_memory(asked, rows, count, state, mesh.shape, ROW)["total"] / 0.9 + 1
 
-    def choose(limit, *batches, remat="auto"):
+    def choose(limit, *batches, remat="auto", vmem=0):
         asked = dataclasses.replace(plain, remat=remat)
-        return choose_memory(asked, batches, mesh.shape, lambda: state, limit)
+        return choose_memory(asked, batches, mesh.shape, lambda: state, limit, vmem)
 
     return needs, choose
 
@@ -115,6 +123,19 @@ def test_as_few_microbatches_as_fit_come_before_computing_again(base):
     assert choose(needs(256, 1) - 2, open_batch) == ("none", [2])
     assert choose(needs(256, 8), open_batch) == ("none", [8])
     assert choose(needs(256, 4), open_batch, Batches(64, 0, ROW)) == ("none", [4, 1])
+
+
+def test_hidden_states_of_a_microbatch_leave_room_beside_the_units_of_a_tpu(base):
+    needs, choose = base
+    vmem = vmem_bytes("TPU v6 lite")
+    rows = int(vmem * OF_VMEM / (128 * 768 * 2))  # that may be in a microbatch
+    assert 32 < rows < 256 and choose(needs(256, 1), Batches(256, 0, ROW)) == ("none", [1])
+    for size in (rows, 2 * rows):
+        assert choose(needs(size, 1), Batches(size, 0, ROW), vmem=vmem) == ("none", [size // rows])
+    assert choose(needs(256, 32), Batches(256, 0, ROW), vmem=vmem) == ("none", [32])  # the fewest that fit
+    assert choose(needs(256, 1), Batches(256, 1, ROW), vmem=vmem) == ("none", [1])  # as it is set
+    assert choose(needs(256, 2), Batches(256, 0, ROW), vmem=8) == ("none", [256])  # not even one row leaves it
+    assert choose(1.0, Batches(6, 0, ROW), vmem=vmem) == ("full", [6])
 
 
 def test_more_is_computed_again_only_where_a_single_row_does_not_fit(base):
