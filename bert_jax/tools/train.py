@@ -3,8 +3,9 @@
 
     bert_jax train --config=pretrain:base --config.data.path=DIR --workdir=DIR
 
---config names a recipe. Each of its settings is a flag too, as in --config.optimizer.learning_rate=2e-4. The same
-command resumes a run that was stopped; with a larger --config.train.num_steps, it continues a finished run.
+--config names a recipe. Each of its settings is a flag too, as in --config.optimizer.learning_rate=2e-4;
+--config.optimizer alone is refused with the settings in it. The same command resumes a run that was stopped; with a
+larger --config.train.num_steps, it continues a finished run.
 --helpfull also lists the flags for running several processes.
 """
 
