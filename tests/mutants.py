@@ -76,6 +76,9 @@ KNOWN: dict[str, dict[str, str]] = {
         "mask_rows: and/or: batch.sequence_numbers is not None or batch.epochs is not None": "for the type checker",
         "leave_causal: and/or: batch.sequence_numbers is not None or batch.epochs is not None": "for the type checker",
         "mask_rows: compare: share <= config.mask_rate": "one share in 16 million is exactly that",
+        "leave_causal: compare: _unit(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)) <= "
+        "config.causal_rate": "one share in 16 million is exactly that",
+        "import: number: (1, 3, 3, 4)": "a number of words that the program does not know gives the same words",
         "choose_words: number: -2": "no sequence has that number either",
         "_ngram_lengths: compare: _unit(bits)[..., None] > bounds": "one share in 16 million is exactly that",
         "_ngram_lengths: number: 2 / np.arange(1, max_ngram + 1)": "their shares of the sum are the same",
@@ -111,6 +114,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "training.optim": {
         "learning_rate_at: number: max(2, warmup_steps)": "with one step of warm-up, step 0 alone, whose rate is 0",
         "scale_by_layer_trust_ratio: number: jnp.where(known, change, 2)": "not taken, whatever it is",
+        "scale_by_muon: number: 2 - _MOMENTUM": "a momentum that is longer everywhere has the same direction",
     },
     "training.accumulate": {
         "sum_over_microbatches: number: leaf[1]": "of any microbatch the shape is the same",
@@ -118,6 +122,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "_own_part: compare: size >= 32": "32 is a multiple of 32",
     },
     "storage.resolve": {
+        "_revisions: result: return []": "None is no revision either",
         "_kinds_of: compare: {'config.json', 'tokenizer'} < set(names)": "what shows a model is one name more",
     },
     "checkpoints.states": {
