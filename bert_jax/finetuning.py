@@ -84,6 +84,10 @@ def finetune(
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
     workdir, began, started = to_place(workdir), time.monotonic(), started or time.time()
+    if not isinstance(config, FinetuneConfig):
+        raise InputError(
+            "these settings are not of fine-tuning; give such, as of recipe('finetune:sst2')"
+        )
     config.validate()
     if config.sweep.is_grid:
         raise InputError(

@@ -12,6 +12,7 @@ from bert_jax.batches.load import train_batches
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
+from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params
 from bert_jax.model.replacing import GENERATOR, model_alone
@@ -53,6 +54,10 @@ def pretrain(
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
     workdir, started = to_place(workdir), started or time.time()
+    if not isinstance(config, PretrainConfig):
+        raise InputError(
+            "these settings are not of pre-training; give such, as of recipe('pretrain:base')"
+        )
     config.validate()
     mesh = make_mesh(config.mesh, devices)
     config = choose_precision(as_begun(config, workdir), mesh.devices.flat[0])

@@ -96,6 +96,8 @@ def test_sizes_and_recipes_by_name():
         (lambda: bert_jax.recipe("my/own.py"), "the recipe my/own.py does not exist"),
         (lambda: bert_jax.recipe("demo", {"train.num_stesp": 1}), "train.num_stesp is not a setting.*train.num_steps"),
         (lambda: bert_jax.recipe("demo", {"train.num_steps": "many"}), "'many' is of another type; use a whole number"),
+        (lambda: bert_jax.pretrain(bert_jax.recipe("finetune:sst2"), "nowhere"), "are not of pre-training; give such"),  # type: ignore[arg-type]
+        (lambda: bert_jax.finetune(plain, "nowhere"), "are not of fine-tuning; give such, as of recipe"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError, match=told):
             call()

@@ -97,7 +97,12 @@ class Tokenizer:
           text: any text; line ends are blanks.
           allow_special: whether special tokens written out, as in "Paris is the [MASK] of France.", stand for
             themselves. If not, they are text, as in the reference: `[ mask ]`.
+        Raises: InputError if it is no text, as a list is, which `encode_batch` takes.
         """
+        if not isinstance(text, str):
+            raise InputError(
+                f"{text!r:.60} is not a text; give a string, or a list to encode_batch"
+            )
         return self.pieces.encode_special(text) if allow_special else self.pieces(text)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -109,7 +114,9 @@ class Tokenizer:
         return self.pieces.encode_with_offsets(text)
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """Returns the ids of each text."""
+        """Returns the ids of each text. Raises: InputError if it is a single text, of which letters would be read."""
+        if isinstance(texts, str):
+            raise InputError("this is a single text; give a list of them, such as [text]")
         return [self.pieces(text) for text in texts]
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,8 @@
 
 --config names a recipe. Each of its settings is a flag too, as in --config.optimizer.learning_rate=3e-5;
 --config.optimizer alone is refused with the settings in it. The same command resumes a run that was stopped. The
-model of the best evaluation is kept in the work directory, with its scores and predictions. --helpfull also lists the flags for running several processes.
+model of the best evaluation is kept in the work directory, with its scores and predictions. --helpfull also lists the
+flags for running several processes.
 """
 
 from absl import flags

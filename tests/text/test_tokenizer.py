@@ -12,6 +12,7 @@ import pytest
 from builders import message
 
 from bert_jax import load_tokenizer
+from bert_jax.errors import InputError
 from bert_jax.text import wordpiece, words
 from bert_jax.text.tokenizer import wordpiece_tokenizer
 from tests.reference.make_tokenizer_goldens import (
@@ -250,6 +251,13 @@ def test_a_directory_without_a_vocabulary_is_refused(tmp_path):
     assert "holds none of vocab.txt, spiece.model, " in told
     assert f"tokenizer.json (did you mean {tmp_path}/tokenizer?)" in told
     assert "does not exist" in message(load_tokenizer, tmp_path / "missing.txt")
+
+
+def test_a_list_is_no_text_and_a_text_no_list(tokenizer):
+    with pytest.raises(InputError, match=r"^\['a', 'b'\] is not a text; give a string, or a list to encode_batch"):
+        tokenizer.encode(["a", "b"])
+    with pytest.raises(InputError, match="this is a single text; give a list of them"):
+        tokenizer.encode_batch("ab")
 
 
 def test_threads_share_a_tokenizer():
