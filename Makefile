@@ -113,8 +113,9 @@ test-quick: $(READY)  ## tests settings, text and the model beside Google's, in 
 test: $(READY)  ## runs the fast tests
 	$(PYTEST) -m "$(FAST)"
 
+# Slow tests start processes that wait for each other, so that two of them leave a fifth of two cores idle.
 test-all: $(READY)  ## runs all tests that need no accelerator, also slow ones and those that use the network
-	$(PYTEST) -m "not gpu and not tpu and not tpu_aot and not gpu_aot"
+	$(PYTEST) --numprocesses=3 -m "not gpu and not tpu and not tpu_aot and not gpu_aot"
 
 test-mutants: $(READY)  ## makes small faults in modules that hold results and data, and tells which their fast tests miss
 	$(PY) tests/mutants.py
