@@ -33,6 +33,9 @@ MAX_SEQ_LENGTH = flags.DEFINE_integer(
 )
 QUERY_PROMPT = flags.DEFINE_string("query_prompt", "", "written before an anchor or query")
 PASSAGE_PROMPT = flags.DEFINE_string("passage_prompt", "", "written before positives and negatives")
+PROMPT_TOKENS = flags.DEFINE_bool(
+    "prompt_tokens", False, "prompts that the vocabulary has are tokens, for vectors of tokens"
+)
 TEXT_COLUMN = flags.DEFINE_string("text_column", "", "column of the anchor or of the first text")
 SECOND_TEXT_COLUMN = flags.DEFINE_string("second_text_column", "", "column of the positive")
 LABEL_COLUMN = flags.DEFINE_string("label_column", "", "column of the score of graded pairs")
@@ -53,6 +56,7 @@ def main() -> None:
         max_seq_length=MAX_SEQ_LENGTH.value,
         query_prompt=QUERY_PROMPT.value,
         passage_prompt=PASSAGE_PROMPT.value,
+        prompt_tokens=PROMPT_TOKENS.value,
         text_column=TEXT_COLUMN.value,
         second_text_column=SECOND_TEXT_COLUMN.value,
         label_column=LABEL_COLUMN.value,

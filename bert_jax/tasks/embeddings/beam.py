@@ -18,7 +18,6 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.tasks.embeddings import prepare
 from bert_jax.tasks.embeddings.prepare import Arrays, Counts, PairOptions, Plan, Sources
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.tokenizing import load_tokenizer
 
 Place = tuple[int, int]  # of some examples: number of the file, and of the part of it
 Part = tuple[int, Arrays]  # number of the first example among all, and examples
@@ -59,7 +58,7 @@ def prepare_pairs_with_beam(
     """
     options.validate()
     sources = Sources.of(inputs, names, weights)
-    loaded = load_tokenizer(tokenizer)
+    loaded = options.load_tokenizer(tokenizer)
     started = time.monotonic()
 
     def build(pipeline: Any, target: str) -> None:

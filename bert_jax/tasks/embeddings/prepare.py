@@ -45,6 +45,7 @@ from bert_jax.tasks.embeddings.read import (
     read_parts,
 )
 from bert_jax.tasks.embeddings.task import fit_prompted
+from bert_jax.text.hf_tokenizer import with_prompt_tokens
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tokenizing import load_tokenizer
 from bert_jax.version import __version__
@@ -66,11 +67,19 @@ class PairOptions(Section):
     max_seq_length: int = setting(128, least=5, most=65535)
     query_prompt: str = ""  # written before an anchor or query, and both texts of a graded pair
     passage_prompt: str = ""  # written before what is found: positives and negatives
+    # a prompt that the vocabulary has is a token, as in models of vectors of tokens
+    prompt_tokens: bool = False
     # columns, where they have other names than the usual ones
     text_column: str = ""
     second_text_column: str = ""
     label_column: str = ""
     negative_columns: str = ""
+
+    def load_tokenizer(self, place: str) -> Tokenizer:
+        """Returns the tokenizer in a directory, to which prompts are tokens if they are to be."""
+        tokenizer = load_tokenizer(place)
+        prompts = self.query_prompt, self.passage_prompt
+        return with_prompt_tokens(tokenizer, prompts) if self.prompt_tokens else tokenizer
 
     def task(self) -> TaskConfig:
         """Returns the settings of the task that reads and fits the pairs."""
@@ -152,7 +161,7 @@ def prepare_pairs(
         rest = names, weights, num_workers
         return uploaded(output, lambda path: prepare_pairs(inputs, tokenizer, path, options, *rest))
     path = Path(output)
-    loaded = load_tokenizer(tokenizer)
+    loaded = options.load_tokenizer(tokenizer)
     identity = identity_of(options, sources, map(digest_of, sources.files), loaded)
     if manifest := finished_manifest(path, identity):
         return manifest

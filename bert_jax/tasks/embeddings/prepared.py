@@ -208,7 +208,8 @@ class PreparedPairs:
         if tokenizer.fingerprint != self.tokenizer:
             made = f"{self.place} was prepared with tokenizer {self.tokenizer[:12]}"
             raise InputError(
-                f"{made}, and the model has {tokenizer.fingerprint[:12]}; prepare the pairs with the model's"
+                f"{made}, and the model has {tokenizer.fingerprint[:12]}; prepare the pairs with the model's, and with "
+                "--prompt_tokens where its prompts are tokens"
             )
 
 

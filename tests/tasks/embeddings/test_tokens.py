@@ -177,3 +177,18 @@ def test_prompts_that_the_vocabulary_has_are_tokens(tmp_path):
     assert start.tokenizer.vocab == tuple(bert.tokenizer.vocab)
     assert start.tokenizer.encode("ban coart") == bert.tokenizer.encode("ban coart")
     assert dense.tokenizer.tokenize("[unused0] ban")[0] == "[UNK]"
+    pairs = write(
+        tmp_path / "pairs.jsonl", '{"query": "ban", "positive": "bas"}\n{"query": "the", "positive": "ban"}\n'
+    )
+    made = make_task(asked)
+    for is_token in (False, True):
+        options = PairOptions(9, "[unused0] ", "[unused1]", is_token)
+        out = str(tmp_path / f"out{is_token}")
+        prepare_pairs(pairs, str(tmp_path / "start/tokenizer"), out, options, num_workers=1)
+        found = made.read(out, "train")
+        if not is_token:
+            said = "prepare the pairs with the model's, and with --prompt_tokens where"
+            assert said in message(made.make_rows, found, start.tokenizer, True)
+    stored, wanted = (made.make_rows(each, start.tokenizer, True).rows for each in (found, made.read(pairs, "train")))
+    for mine, theirs in zip(wanted, stored.take(np.arange(2))):
+        np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
