@@ -65,7 +65,7 @@ def grow(
     vocab_size = max(bert.config.vocab_size, tokenizer.vocab_size)
     if max_positions and max_positions < bert.config.max_positions:
         raise InputError(
-            f"max_positions {max_positions} is below the {bert.config.max_positions} it has"
+            f"max_positions {max_positions} is below the {bert.config.max_positions} it has; give more"
         )
     config = dataclasses.replace(
         bert.config, vocab_size=vocab_size, max_positions=max_positions or bert.config.max_positions

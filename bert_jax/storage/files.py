@@ -169,7 +169,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would be waited for
         except FileNotFoundError:
-            raise InputError(f"{path} does not exist") from None
+            raise InputError(f"{path} does not exist; check the path") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise no_file(path)
