@@ -329,7 +329,7 @@ def _check_alike(places: Sequence[str], pieces: "Sequence[Counts]") -> None:
     """Raises: InputError if a file has no example, or examples of another kind than the first."""
     for place, piece in zip(places, pieces):
         if not piece.examples:
-            raise InputError(f"{place} has no example; leave it out, or name its columns of texts")
+            raise InputError(f"{place} has no example; leave it out")
         if piece.graded != pieces[0].graded:
             kinds = ["has graded pairs", "has pairs without scores"]
             first, other = kinds if pieces[0].graded else reversed(kinds)

@@ -310,7 +310,7 @@ def test_pairs_in_a_bucket(prepared, rows_of, tmp_path, bucket):
         ("a.jsonl", {"query_prompt": "ban " * 20}, "leaves no room for a text after it"),
         ("empty.jsonl", {}, "empty.jsonl has no example; leave it out"),
         (",", {}, "input ',' names no pairs"),
-        ("a.jsonl,empty.tsv", {}, "empty.tsv has no example; leave it out, or name its columns"),
+        ("a.jsonl,empty.tsv", {}, "empty.tsv has no example; leave it out"),
         ("a.jsonl,b.jsonl", {"weights": [1.0, 0.01]}, "weight 0.01 of b is less than an example of 8 in an epoch"),
         ("large.jsonl", {}, "large.jsonl:1 has 4502 texts of 72032 tokens, and a row holds 65535"),
     ],
