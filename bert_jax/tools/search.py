@@ -18,6 +18,7 @@ may be larger than memory.
 """
 
 import json
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from absl import flags
 from bert_jax.data.vectors import BITS, Vectors, open_vectors
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
-from bert_jax.storage.resolve import resolve
+from bert_jax.storage.resolve import MANIFEST, resolve
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_writer, read_passages
@@ -84,10 +85,18 @@ def main() -> None:
     from bert_jax.inference.search import Passage, rerank_by_maxsim, rerank_by_pairs, search
 
     queries = [Passage(*query) for query in read_passages(QUERIES.value)]
+    if show is _run_of:
+        for query in queries:
+            _column_of(query)
     asked = [query.text for query in queries if query.text]
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     if "data" in resolve(CORPUS.value).kinds:
         corpus = open_vectors(CORPUS.value)
+    elif os.path.isdir(CORPUS.value):
+        raise InputError(
+            f"--corpus={CORPUS.value} is a directory without {MANIFEST}; give a file, or vectors that extract_features "
+            "has finished"
+        )
     else:
         corpus = (Passage(id_, text) for id_, text in read_passages(CORPUS.value) if text)
     judge = cli.load_model(RERANK_MODEL.value, DTYPE.value) if RERANK.value else None
@@ -133,11 +142,21 @@ def _text_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
 
 
 def _run_of(query: "Passage", hits: "list[Hit]", name: str) -> str:
-    asked = _id_of(query)
+    asked = _column_of(query)
     lines = []
     for rank, hit in enumerate(hits, 1):
-        lines.append(f"{asked} Q0 {_id_of(hit.passage)} {rank} {hit.score:.6f} bert_jax")
+        lines.append(f"{asked} Q0 {_column_of(hit.passage)} {rank} {hit.score:.6f} bert_jax")
     return "\n".join(lines)
+
+
+def _column_of(passage: "Passage") -> str:
+    """Returns the id of a passage or query. Raises: InputError if it is no column of a run."""
+    name = _id_of(passage)
+    if len(name.split()) != 1:
+        raise InputError(
+            f"the id {name!r:.60} has blanks, which part the columns of a run; write .jsonl"
+        )
+    return name
 
 
 def _id_of(passage: "Passage") -> str:

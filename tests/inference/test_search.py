@@ -83,6 +83,14 @@ def test_the_command(pretrained, tmp_path):
     done = run_python(command, text="a")
     assert done.returncode == 1 and 'corpus.jsonl:2: the object has no "text"' in done.stderr
     assert done.stderr.count("\n") == 1
+    for wrong, said in (
+        ([f"--corpus={tmp_path}"], "is a directory without manifest.json; give a file, or vectors that"),
+        ([f"--output={tmp_path}/a.trec"], "the id 'q 1' has blanks, which part the columns of a run; write .jsonl"),
+        (["--rerank=maxsim", f"--rerank_model={pretrained}"], f"--rerank_model={pretrained} has no vectors of tokens"),
+        (["--rerank=pairs", f"--rerank_model={pretrained}"], "does not give a pair of texts a number"),
+    ):
+        done = run_python([*command, *wrong], text='{"_id": "q 1", "text": "ban"}')
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_lines_are_texts_or_objects_with_ids_as_given(tmp_path):
