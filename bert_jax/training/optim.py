@@ -11,7 +11,14 @@ import optax
 from jax.tree_util import KeyPath
 
 from bert_jax.batch import PyTree
-from bert_jax.devices.sharding import is_stacked, match_rule, path_name, whole
+from bert_jax.devices.sharding import (
+    constrain_rows,
+    is_stacked,
+    match_rule,
+    num_row_shards,
+    path_name,
+    whole,
+)
 from bert_jax.settings.pretraining import OptimizerConfig
 
 # (pattern of a whole parameter path, whether weight decay applies). The first match wins. Source: google-research/bert
@@ -189,22 +196,29 @@ def scale_by_muon() -> optax.GradientTransformation:
 
 
 def orthogonalized(matrices: jax.Array) -> jax.Array:
-    """Returns matrices [..., in, out] with singular values from 0.68 to 1.21, by five steps of Newton-Schulz.
+    """Returns matrices [L, in, out] with singular values from 0.68 to 1.21, by five steps of Newton-Schulz.
 
-    Values below 0.0015 of the matrix's norm stay smaller. Optax's `scale_by_muon` does the same, and corrects the bias
-    of the momentum.
+    Values below 0.0015 of the matrix's norm stay smaller. Devices that divide rows share out the matrices, or take all
+    of them if they are too few: of parts of matrices, each product would gather what it multiplies. Optax's
+    `scale_by_muon` has the same steps, and corrects the bias of the momentum.
     """
     linear, cubic, quintic = _ODD
-    # gathered once and divided again at the end: of parts, each product would gather what it multiplies
-    matrices = whole(matrices)
     # products of the shorter side are smaller
-    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
+    missing = -len(x) % num_row_shards()
+    if missing < len(x):
+        place = constrain_rows
+        x = jnp.pad(x, ((0, missing), (0, 0), (0, 0)))
+    else:
+        place = whole
+    x = place(x)
     x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-7)
     for _ in range(5):
         square = x @ x.mT
         x = linear * x + (cubic * square + quintic * square @ square) @ x
-    return whole(x.mT if is_tall else x)
+    x = place(x)[: len(matrices)]
+    return x.mT if is_tall else x
 
 
 def clip_updates(

@@ -240,9 +240,16 @@ def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_m
     assert one[0][-1]["loss"] < one[0][0]["loss"]
 
 
-@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_matrices_in_parts_are_gathered_once_to_be_orthogonalized(sizes):
-    name = {"encoder": {"layers": {"mlp": {"output": {"kernel": np.zeros((2, 64, 32), np.float32)}}}}}
+@pytest.mark.parametrize(
+    ("layers", "sizes", "sends"),
+    [
+        (6, {"data": 8}, ["all-to-all"] * 2),  # each device takes one of the matrices, or zeros
+        (2, {"data": 8}, ["all-gather"]),  # and all of them, where they are too few
+        (2, {"data": 2, "fsdp": 2, "tensor": 2}, ["all-gather"] * 3),  # one over each axis
+    ],
+)
+def test_devices_share_out_the_matrices_that_they_orthogonalize(layers, sizes, sends):
+    name = {"encoder": {"layers": {"mlp": {"output": {"kernel": np.zeros((layers, 64, 32), np.float32)}}}}}
     matrices = jax.tree.map(lambda leaf: np.float32(np.random.default_rng(0).normal(size=leaf.shape)), name)
     mesh, muon = make_mesh(MeshConfig(**sizes)), scale_by_muon()
     parts = tree_shardings(mesh, matrices, over_data=True)
@@ -254,9 +261,8 @@ def test_matrices_in_parts_are_gathered_once_to_be_orthogonalized(sizes):
         compiled = jax.jit(update, in_shardings=(parts,), out_shardings=parts).lower(matrices).compile()
         found = compiled(jax.device_put(matrices, parts))
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5), found, update(matrices))
-    sent = hlo.collectives(compiled.as_text())
-    assert {each.kind for each in sent} == {"all-gather"}
-    assert sum(each.count for each in sent) == len(sizes)  # one over each axis
+    sent = [each.kind for each in hlo.collectives(compiled.as_text()) for _ in range(each.count)]
+    assert sent == sends
 
 
 def test_steps_of_one_call_are_single_steps():
