@@ -94,6 +94,9 @@ KNOWN: dict[str, dict[str, str]] = {
     "data.packing": {
         "_merged: number: -2": "NumPy takes any negative size for the one to be found",
         "_pairs: number: total + 2": "of full rows none is left by then",
+        "assign: number: -2": "NumPy takes any negative size for the one to be found",
+        "_share_out: arithmetic: ways * (2.0 ** 40 / max(1.0, ways.max())) - 1": "shares are cut to whole numbers, "
+        "and their order is the same",
     },
     "text.wordpiece": {
         "import: number: _CACHED_WORDS = 500001": "free",

@@ -10,7 +10,7 @@ import pytest
 from builders import make_dataset, message
 
 from bert_jax.data import records
-from bert_jax.data.packing import EMPTY, assign, plan_packing
+from bert_jax.data.packing import EMPTY, assign, plan_packing, shard_seed
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.storage import files
 
@@ -153,3 +153,8 @@ def test_options_name_packing_only_where_rows_are_packed(unpacked, packed):
     assert before == PrepareOptions(**before).identity() == PrepareOptions(**before, pack=0).identity()
     assert files.read_json(packed / records.MANIFEST)["identity"]["options"] == before | {"pack": 3}
     assert "pack 65 is not" in message(PrepareOptions(pack=65).validate)
+
+
+def test_each_shard_of_a_split_has_a_seed_of_its_own():
+    assert shard_seed(-1, "train", 2) == [2**64 - 1, 0, 2]
+    assert shard_seed(5, "heldout", 0) == [5, 1, 0]
