@@ -22,7 +22,7 @@ A model with a vector for each token gives those that count: {"linex_index": 0, 
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from bert_jax.data.sources.parquet import write_vectors
 from bert_jax.data.vectors import PRECISIONS
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from bert_jax.checkpoints.pretrained import Pretrained
     from bert_jax.inference.features import TokenFeatures
-    from bert_jax.model.heads.sparse import Terms
 
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
@@ -103,15 +103,11 @@ def main() -> None:
         raise InputError(
             f"--top_k={TOP_K.value} is of --pooling=own of a sparse model; give that, or leave it out"
         )
-    if OUTPUT.value.endswith(_PARQUET) and POOLING.value == "none":
+    if OUTPUT.value.endswith((_PARQUET, "/")) and POOLING.value == "none":
         raise InputError(
             f"--output={OUTPUT.value} holds a vector for each text; give --pooling too, or another output"
         )
     if OUTPUT.value.endswith("/"):
-        if POOLING.value == "none":
-            raise InputError(
-                f"--output={OUTPUT.value} holds a vector for each text; give --pooling too"
-            )
         _write_directory(layers)
         return
     if PRECISION.value != "float32":
@@ -198,18 +194,15 @@ def _write_multi(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:
         )
     found = multi_vectors(bert, texts, KIND.value, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
     if OUTPUT.value.endswith(".npz"):
-        starts = np.array([0, *itertools.accumulate(map(len, found))])
-        with open(path, "wb") as stream:
-            np.savez(stream, vectors=np.concatenate(found), starts=starts)
-        return
-    with open(path, "w", encoding="utf-8") as stream:
-        for number, vectors in enumerate(found):
-            record = {"linex_index": number, "vectors": vectors.astype("float64").round(6).tolist()}
-            stream.write(json.dumps(record) + "\n")
+        _write_arrays(path, vectors=np.concatenate(found), starts=_starts(found))
+    else:
+        _write_lines(path, ({"vectors": _rounded(vectors)} for vectors in found))
 
 
 def _write_sparse(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:
     """Raises: InputError if the output is Parquet, whose vectors are dense."""
+    import numpy as np
+
     from bert_jax.inference.sparse import terms_of_texts
 
     if OUTPUT.value.endswith(_PARQUET):
@@ -220,23 +213,13 @@ def _write_sparse(path: Path, bert: "Pretrained", texts: Sequence[Any]) -> None:
         *(bert, texts, KIND.value, TOP_K.value, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
     )
     if OUTPUT.value.endswith(".npz"):
-        _write_terms(path, found)
-        return
-    with open(path, "w", encoding="utf-8") as stream:
-        for number, (ids, weights) in enumerate(found):
-            shown = [round(float(weight), 6) for weight in weights]
-            terms = dict(zip(bert.tokenizer.tokens(ids), shown))
-            record = {"linex_index": number, "terms": terms}
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def _write_terms(path: Path, found: "Sequence[Terms]") -> None:
-    import numpy as np
-
-    ids, weights = (np.concatenate(parts) for parts in zip(*found))
-    starts = np.array([0, *itertools.accumulate(len(terms.ids) for terms in found)])
-    with open(path, "wb") as stream:
-        np.savez(stream, ids=ids, weights=weights, starts=starts)
+        ids, weights = zip(*found)
+        _write_arrays(
+            path, ids=np.concatenate(ids), weights=np.concatenate(weights), starts=_starts(ids)
+        )
+    else:
+        terms = (dict(zip(bert.tokenizer.tokens(ids), _rounded(weights))) for ids, weights in found)
+        _write_lines(path, ({"terms": each} for each in terms))
 
 
 def _read(path: str) -> list[Any]:
@@ -249,59 +232,65 @@ def _read(path: str) -> list[Any]:
 
 
 def _write_json(path: Path, features: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
-    with open(path, "w", encoding="utf-8") as stream:
-        for number, text in enumerate(features):
-            # six digits, as Google's tool writes
-            vectors = text.layers.astype("float64").round(6).tolist()
-            record = {
-                "linex_index": number,  # as Google's tool spells it
-                "features": [
-                    {
-                        "token": token,
-                        "layers": [
-                            {"index": layer, "values": vectors[index][position]}
-                            for index, layer in enumerate(layers)
-                        ],
-                    }
-                    for position, token in enumerate(text.tokens)
-                ],
-            }
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+    def of_tokens(text: "TokenFeatures") -> Iterator[JsonObject]:
+        # [tokens, layers, H]
+        for token, vectors in zip(text.tokens, _rounded(text.layers.swapaxes(0, 1))):
+            values = [{"index": layer, "values": vector} for layer, vector in zip(layers, vectors)]
+            yield {"token": token, "layers": values}
+
+    _write_lines(path, ({"features": list(of_tokens(text))} for text in features))
 
 
 def _write_npz(path: Path, features: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
     import numpy as np
 
     texts = list(features)
-    starts = np.array([0, *itertools.accumulate(len(text.tokens) for text in texts)])
-    tokens = np.array([token for text in texts for token in text.tokens])
-    vectors = np.concatenate([text.layers for text in texts], axis=1)
-    with open(path, "wb") as stream:
-        np.savez(stream, vectors=vectors, starts=starts, tokens=tokens, layers=np.array(layers))
+    _write_arrays(
+        path,
+        vectors=np.concatenate([text.layers for text in texts], axis=1),
+        starts=_starts([text.tokens for text in texts]),
+        tokens=np.array([token for text in texts for token in text.tokens]),
+        layers=np.array(layers),
+    )
 
 
 def _write_pooled(path: Path, texts: Sequence[Any], vectors: "np.ndarray") -> None:
-    import numpy as np
-
     if OUTPUT.value.endswith(_PARQUET):
         write_vectors(
             str(path),
             [text if isinstance(text, str) else " ||| ".join(text) for text in texts],
             vectors,
         )
-        return
-    if OUTPUT.value.endswith(".npz"):
-        with open(path, "wb") as stream:
-            np.savez(stream, embeddings=vectors)
-        return
+    elif OUTPUT.value.endswith(".npz"):
+        _write_arrays(path, embeddings=vectors)
+    else:
+        _write_lines(path, ({"values": _rounded(vector)} for vector in vectors))
+
+
+def _write_lines(path: Path, records: Iterable[JsonObject]) -> None:
+    """Writes JSON lines with the number of each, whose name is as Google's tool spells it."""
     with open(path, "w", encoding="utf-8") as stream:
-        for number, vector in enumerate(vectors):
-            stream.write(
-                json.dumps(
-                    {"linex_index": number, "values": vector.astype("float64").round(6).tolist()}
-                )
-                + "\n"
-            )
+        for number, record in enumerate(records):
+            stream.write(json.dumps({"linex_index": number} | record, ensure_ascii=False) + "\n")
+
+
+def _write_arrays(path: Path, **arrays: "np.ndarray") -> None:
+    import numpy as np
+
+    with open(path, "wb") as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
+
+
+def _starts(parts: Sequence[Sized]) -> "np.ndarray":
+    """Returns where each part begins when they are joined, and where the last one ends."""
+    import numpy as np
+
+    return np.array([0, *itertools.accumulate(map(len, parts))])
+
+
+def _rounded(vectors: "np.ndarray") -> Any:
+    """Returns numbers for JSON: six digits, as Google's tool writes."""
+    return vectors.astype("float64").round(6).tolist()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
             raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
-    if path.lower().endswith(".csv"):
+    if path.endswith(".csv"):
         # a table of training data, given to predict
         print(f"note: {path} is read as lines of text, not as a table", file=sys.stderr)
     with reading(path):
