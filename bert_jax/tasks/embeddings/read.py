@@ -126,7 +126,7 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
     """Returns the examples of a split; [] if it is missing. Raises: InputError with file and line."""
     examples = _read(config, source, split)
     if not examples and (empty := examples.counts.get(NO_TEXT, 0)):
-        names = " or ".join(examples.columns[:2])
+        names = " or ".join(examples.columns[:2]) or "a text"
         raise InputError(
             f"{split} of {source}: in all {empty} rows {names} is empty; name other columns in task"
         )
@@ -180,8 +180,11 @@ def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamp
 
     Raises: InputError with file and line; also if a part of a table has other columns than the first.
     """
-    if is_squad(place) or beir_place(place, "train") or _is_text(config, place):
+    if is_squad(place) or beir_place(place, "train"):
         yield _read(config, place, "train")
+        return
+    if _is_text(config, place):
+        yield _of_lines(place)
         return
     first: tuple[Sequence[str], Sequence[str], str] | None = None
     for table in readers.read_tables(place, most):
@@ -199,7 +202,7 @@ def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamp
             )
         examples = _of_table(config, table)
         if examples.is_nli:  # the hypotheses of a premise are anywhere in the file
-            yield _read(config, place, "train")
+            yield _of_table(config, readers.read_table(place))
             return
         yield examples
 

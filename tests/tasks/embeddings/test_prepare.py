@@ -355,6 +355,13 @@ def test_directories_of_any_name_and_files_of_squad(prepared, tmp_path, capsys):
     }
 
 
+@pytest.mark.parametrize("kind", ["nli.jsonl", "txt", "jsonl.gz"])
+def test_a_file_is_prepared_whatever_its_name(prepared, tmp_path, kind):
+    whole = prepared(table_of(tmp_path, kind), tmp_path / "train", names=["one"])
+    (tmp_path / f"train.{kind}").rename(tmp_path / f"dev.{kind}")
+    assert prepared(tmp_path / f"dev.{kind}", tmp_path / "dev", names=["one"])["splits"] == whole["splits"]
+
+
 def test_pairs_may_be_made_in_the_directory_of_their_corpus(prepared, tmp_path, capsys):
     table_of(tmp_path, "beir")
     for _ in range(2):
