@@ -198,7 +198,7 @@ def read_parts(config: TaskConfig, place: str, most: int) -> Iterator[TextsExamp
             before, now = (listed_columns([*own[0], *own[1]]) for own in (first, columns))
             raise InputError(
                 f"{table.records[0].where}: from here on the columns are {now}, and before it {before}; write all in "
-                "every row, or name those of negatives"
+                "every row, null or [] where there is none"
             )
         examples = _of_table(config, table)
         if examples.is_nli:  # the hypotheses of a premise are anywhere in the file
