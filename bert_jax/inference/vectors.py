@@ -145,9 +145,11 @@ def _begin(place: Place, identity: JsonObject) -> list[int] | None:
         return None
     begun = place / WORK / _IDENTITY
     records = _records(place)
-    if records:
+    # of a shard that a kill has left without its record, or of another program
+    others = any(not child.name.startswith((".", WORK)) for child in place.iterdir())
+    if records or (others and begun.is_file()):
         check_identity(place, identity, files.read_json(begun))
-    elif any(not child.name.startswith((".", WORK)) for child in place.iterdir()):
+    elif others:
         raise InputError(f"output {place} holds something else; choose a new directory")
     write_json(begun, identity)
     for left_over in list(place.glob(".*.tmp")):  # of a process that was killed while it wrote

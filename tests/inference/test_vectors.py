@@ -89,6 +89,16 @@ def test_a_stopped_command_goes_on_and_makes_no_shard_twice(bert, corpus, tmp_pa
     assert not calls and contents(out) == whole
 
 
+def test_a_command_that_was_stopped_in_its_first_shard_goes_on(bert, corpus, tmp_path, embedded):
+    whole = write_vectors(bert, corpus, tmp_path / "whole", shard_rows=ROWS)
+    embedded[0].clear()
+    stop_after(0, embedded, bert, corpus, tmp_path / "out")
+    (tmp_path / "out" / "texts-00000.parquet").write_bytes(b"whose record is missing")
+    assert "shard_rows 4, not 5" in message(write_vectors, bert, corpus, tmp_path / "out", shard_rows=5)
+    assert write_vectors(bert, corpus, tmp_path / "out", shard_rows=ROWS) == whole
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_codes_of_8_bits_are_those_of_all_vectors_however_they_were_stopped(bert, corpus, tmp_path, monkeypatch):
     write_vectors(bert, corpus, tmp_path / "floats", kind="", shard_rows=ROWS)
     codes = quantize(np.concatenate(open_vectors(tmp_path / "floats").shards), "uint8")
