@@ -61,7 +61,7 @@ def expand_globs(patterns: str) -> list[str]:
         if not matches:
             wanted = "give a path or a quoted glob such as 'text/*.txt.gz'"
             if os.path.isdir(pattern):
-                wanted = f"it is a directory: give its files, such as '{pattern.rstrip('/')}/*'"
+                wanted = f"it is a directory: give its files, such as '{pattern}/*'"
             raise InputError(f"input {pattern!r} matches no file; {wanted}")
         paths.update(dict.fromkeys(matches))
     if not paths:

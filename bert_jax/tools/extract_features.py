@@ -235,8 +235,12 @@ def _write_json(path: Path, features: "Iterator[TokenFeatures]", layers: Sequenc
     def of_tokens(text: "TokenFeatures") -> Iterator[JsonObject]:
         # [tokens, layers, H]
         for token, vectors in zip(text.tokens, _rounded(text.layers.swapaxes(0, 1))):
-            values = [{"index": layer, "values": vector} for layer, vector in zip(layers, vectors)]
-            yield {"token": token, "layers": values}
+            yield {
+                "token": token,
+                "layers": [
+                    {"index": layer, "values": vector} for layer, vector in zip(layers, vectors)
+                ],
+            }
 
     _write_lines(path, ({"features": list(of_tokens(text))} for text in features))
 

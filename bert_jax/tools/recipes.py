@@ -193,8 +193,11 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 
 def find_setting(config: object, last_name: str) -> str:
     """Returns the first setting with this last name, data.batch_size for batch_size; "" without a configuration."""
-    names = [name for name, _ in _flat(config.to_dict())] if isinstance(config, ConfigDict) else []
-    return next((name for name in names if name.rpartition(".")[2] == last_name), "")
+    if isinstance(config, ConfigDict):
+        for name, _ in _flat(config.to_dict()):
+            if name.rpartition(".")[2] == last_name:
+                return name
+    return ""
 
 
 def _unknown_setting(flag: str, name: str, known: dict[str, object]) -> str:
