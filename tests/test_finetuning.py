@@ -245,7 +245,7 @@ def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path, bils
             {"task": TaskConfig(name="classification", max_seq_length=16, label_column="x")},
             "it has 'sentence', 'label'",
         ),
-        ({"data": FinetuneDataConfig()}, "data.source is empty"),
+        ({"data": FinetuneDataConfig()}, "data.path is empty"),
         ({"data": FinetuneDataConfig(source="nowhere")}, "nowhere"),
         ({"data": FinetuneDataConfig(source="a", path="b")}, "name two places"),
         ({"init_checkpoint": ""}, "init_checkpoint is empty"),

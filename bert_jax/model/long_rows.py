@@ -39,14 +39,14 @@ def in_blocks(
     heads = (shape.num_heads, shape.head_size)
     keys = key.reshape(rows, length, *heads)
     values = value.reshape(rows, length, *heads)
-    columns = jnp.arange(length)
+    columns = jnp.arange(length)[None, None, :]
 
     def of_block(inputs: tuple[jax.Array, ...]) -> jax.Array:
         queries, queries_ids, start = inputs
         queries = queries.reshape(rows, block, *heads)
-        places = (start + jnp.arange(block))[:, None]
+        places = (start + jnp.arange(block))[None, :, None]
         sees = _sees(shape, queries_ids[:, :, None], sequence_ids[:, None], places, columns)
-        drop = _dropout(shape, length, dropout_keys, places, columns)
+        drop = _dropout(shape, length, dropout_keys, places[:, None], columns[:, None])
         context = _context(shape, queries, keys, values, sees, drop, biases, ahead=-start)
         return context.reshape(rows, block, hidden)
 
@@ -81,16 +81,18 @@ def in_windows(
 
     def by_head(array: jax.Array) -> jax.Array:
         """Returns [B x blocks, tokens, N, D] of [B, blocks, tokens, H]."""
-        return array.reshape(rows * num_blocks, -1, shape.num_heads, shape.head_size)
+        return array.reshape(rows * num_blocks, array.shape[2], shape.num_heads, shape.head_size)
 
-    starts = block * jnp.arange(num_blocks)[:, None, None]
-    places = starts + jnp.arange(block)[:, None]  # [blocks, block, 1]
-    columns = starts + jnp.arange(-block, 2 * block)  # [blocks, 1, 3 x block]
+    starts = block * jnp.arange(num_blocks)[None, :, None, None]
+    places = starts + jnp.arange(block)[None, None, :, None]  # [1, blocks, block, 1]
+    columns = (
+        starts + jnp.arange(-block, 2 * block)[None, None, None, :]
+    )  # [1, blocks, 1, 3 x block]
     queries_ids = _divided(sequence_ids, block)[:, :, :, None]
     sees = _sees(shape, queries_ids, around(sequence_ids)[:, :, None], places, columns)
     sees = sees.reshape(rows * num_blocks, block, 3 * block)
     # with an axis for the heads
-    drop = _dropout(shape, length, dropout_keys[:, None], places[:, None], columns[:, None])
+    drop = _dropout(shape, length, dropout_keys[:, None], places[:, :, None], columns[:, :, None])
     queries = by_head(_divided(query, block))
     keys = by_head(around(key))
     values = by_head(around(value))
