@@ -448,12 +448,11 @@ def _rows_records(
     With `skipped` rows with too few columns are added to it, by where they stand, and not refused.
     """
     columns = tuple(columns)
-    has_names = not columns
-    if has_names:
+    has_header = not columns
+    if has_header:
         columns = tuple(name.strip() for name in next(rows, ("", []))[1])
         check_header(columns, path, not is_tsv(path))
-        # a number names nothing: the file has no header, which is said by what asks for a column
-        has_names = not any(name.isdecimal() for name in columns)
+        has_header = not any(map(str.isdecimal, columns))  # or the first row may be data
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
         raise InputError(
@@ -463,8 +462,9 @@ def _rows_records(
     def records() -> Iterator[Record]:
         for where, row in rows:
             # of files that were put together; in a single column a text may be like its name
-            if has_names and len(row) > 1 and columns == tuple(map(str.strip, row)):
-                raise InputError(f"{where} has the names of the columns again; remove it")
+            may_be_header = has_header and len(row) > 1 and row[0].strip() == columns[0]
+            if may_be_header and columns == tuple(map(str.strip, row)):
+                raise InputError(f"{where} has the names of the columns in line 1 again; remove it")
             if len(row) < len(columns) and skipped is not None:
                 skipped.append(where)
             elif len(row) == len(columns) or (

@@ -138,7 +138,11 @@ BAD = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="
         ("", '{"query": "a", "pos": "b", "neg": ["d", ""], "scores": [4, 3, 1]}', "train.jsonl:1 has 3 scores for 2 p"),
         ("", '{"query": "a", "positive": "b", "negative": "d", "scores": ["x", 1]}', "train.jsonl:1"),
         ("", '{"query": "a", "pos": "b", "neg": ["d"], "scores": [4, null]}', "train.jsonl:1 has 1 scores for 2 pos"),
-        ("train.csv", "query,positive\na,b\nquery, positive\nc,d\n", "csv:3 has the names of the columns again"),
+        (
+            "train.csv",
+            "query,positive\na,b\nquery, positive\nc,d\n",
+            "csv:3 has the names of the columns in line 1 again",
+        ),
         ("", '{"anchor": null, "positive": "b"}\n{"anchor": 5, "positive": "b"}', ":2: 'anchor' is 5, not a text"),
     ],
 )
