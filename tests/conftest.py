@@ -47,6 +47,8 @@ os.environ.setdefault("BERT_JAX_KEEP", "0")  # of the memory that one test frees
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_PROGRAMS = 2**30  # bytes
+MOST_HELD = 2**31  # bytes that compiled programs may take in a process
+_limit = [2 * MOST_HELD]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,11 +59,30 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(programs, ignore_errors=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts tests of processes first: these wait for each other, and at the end nothing else would run meanwhile."""
+    items.sort(key=lambda item: "end_to_end" not in item.path.parts)
+
+
 def pytest_collection_finish() -> None:
     """Leaves what is imported and collected out of every later garbage collection: tracing sets off hundreds."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+def held_bytes() -> int:
+    """Returns the memory of this process, or 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def pytest_runtest_teardown() -> None:
+    """Forgets what JAX has compiled where it takes gigabytes; what is asked for again is read from a file."""
+    if "jax" in sys.modules and held_bytes() > _limit[0]:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        _limit[0] = held_bytes() + MOST_HELD
 
 
 def pytest_sessionfinish() -> None:

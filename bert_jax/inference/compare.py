@@ -53,6 +53,11 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
     return largest
 
 
+def rounded(params: Params, dtype: str) -> Params:
+    """Returns parameters in their own type, with the digits that another one holds."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype).astype(leaf.dtype), params)
+
+
 @partial(jax.jit, static_argnums=0)
 def _all_outputs(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Returns hidden states, pooled outputs if any, and the logits of every head."""
