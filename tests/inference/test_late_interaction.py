@@ -123,4 +123,4 @@ def test_the_command_orders_what_another_model_found(model, pretrained, tmp_path
     done = run_python([*command, "--rerank=maxsim"], text="ban\n")
     assert done.returncode == 1 and "--rerank and --rerank_model go together" in done.stderr
     done = run_python([*command, "--rerank=maxsim", f"--rerank_model={pretrained}"], text="ban\n")
-    assert done.returncode == 1 and "was not trained for vectors of tokens" in done.stderr
+    assert done.returncode == 1 and "has no vectors of tokens; give a multi_vector model" in done.stderr
