@@ -174,8 +174,8 @@ class TrainConfig(Section):
     """The length of training, and how a step is computed."""
 
     num_steps: int = setting(1_000_000, "end", least=1)
-    # microbatches per step; the result equals that of the whole batch. 0 takes as few as fit into a device's memory, and
-    # more on TPUs of which a small microbatch stays on the chip (docs/planner.md)
+    # microbatches per step; the result equals that of the whole batch. 0 takes as few as fit into a device's memory; on
+    # TPUs more, so small that what a layer makes stays on the chip (docs/planner.md)
     accumulate: int = setting(0, "work")
     # train the next sentence head, if the data have labels; False is the paper's "No NSP"
     next_sentence: bool = True
